@@ -1,0 +1,23 @@
+"""What holds for every test of the workspace."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+# Read when vLLM is first imported, and inherited by the processes of engines.
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # in GiB; the default is a large part of the machine's memory
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    needy = [item for item in items if item.get_closest_marker("gpu") is not None]
+    if not needy or os.environ.get("NNSIGHT_REQUIRE_GPU") == "1":
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in needy:
+            item.add_marker(pytest.mark.skip(reason="needs a GPU; NNSIGHT_REQUIRE_GPU=1 makes this a failure"))

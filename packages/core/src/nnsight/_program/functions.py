@@ -1,0 +1,127 @@
+"""Functions that travel by source: compiled anew where they arrive, with what they refer to."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+import sysconfig
+from dataclasses import astuple
+from functools import lru_cache
+from types import CodeType, FunctionType, MethodType
+from typing import TYPE_CHECKING, Any
+
+from nnsight._capture import FunctionSource, compile_function, find_function
+from nnsight._program.saves import save_helpers
+from nnsight.errors import WireError
+from nnsight.plugins import load_object
+
+if TYPE_CHECKING:
+    from nnsight._wire import Decoder, Encoder
+
+
+def is_installed(function: FunctionType) -> bool:
+    """Tell whether a function can be imported by name from an installed package or the standard library."""
+    module = sys.modules.get(function.__module__ or "")
+    found: Any = module
+    for part in function.__qualname__.split("."):
+        found = getattr(found, part, None)
+    file = getattr(module, "__file__", None)
+    return found is function and file is not None and file.startswith(_library_folders())
+
+
+@lru_cache(maxsize=1)
+def _library_folders() -> tuple[str, ...]:
+    return tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def global_names(code: CodeType) -> set[str]:
+    """Return the names that a function and the functions inside it look up as globals or attributes."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= global_names(constant)
+    return names
+
+
+class FunctionCodec:
+    """Send an installed function by name, any other as its source with its closure, defaults and globals."""
+
+    tag = "nnsight.function"
+
+    def encode(self, value: Any, encoder: Encoder) -> object:
+        """Describe a function.
+
+        Raises:
+            SourceNotFoundError: The function has no source text.
+            UntransferableValueError: Something that it refers to cannot travel.
+        """
+        if is_installed(value):
+            return ["name", value.__module__, value.__qualname__]
+        code = value.__code__
+        free = {
+            name: cell.cell_contents
+            for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True)
+            if _is_filled(cell) and cell.cell_contents is not value
+        }
+        own = value.__globals__
+        names = {name: own[name] for name in sorted(global_names(code)) if name in own}
+        recursive = sorted(name for name, other in names.items() if other is value)
+        return [
+            "source",
+            list(astuple(find_function(value))),
+            list(code.co_freevars),
+            encoder.node(free, f"{value.__name__}'s closure"),
+            encoder.node({name: other for name, other in names.items() if other is not value}, "globals"),
+            encoder.node(value.__defaults__, "defaults"),
+            encoder.node(value.__kwdefaults__, "keyword defaults"),
+            recursive,
+        ]
+
+    def decode(self, payload: Any, decoder: Decoder) -> object:
+        """Import the function, or compile it and give it what it refers to."""
+        if not decoder.limits.allow_objects:
+            raise WireError("the message carries a function, which this receiver does not accept")
+        if payload[0] == "name":
+            return load_object(f"{payload[1]}:{payload[2]}")
+        _, source_fields, free_names, free_node, names_node, defaults_node, keywords_node, recursive = payload
+        source = FunctionSource(*source_fields)
+        free: Any = decoder.value(free_node)
+        names: Any = decoder.value(names_node)
+        namespace: dict[str, Any] = {
+            "__builtins__": builtins,
+            "__name__": "__nnsight_function__",
+            **names,
+            **save_helpers(),
+        }
+        make = FunctionType(compile_function(source, tuple(free_names)), namespace)
+        function: Any = make(*[free.get(name) for name in free_names])
+        function.__defaults__ = decoder.value(defaults_node)
+        function.__kwdefaults__ = decoder.value(keywords_node)
+        namespace.update(dict.fromkeys(recursive, function))
+        return function
+
+
+class MethodCodec:
+    """Send a bound method as its object and its name."""
+
+    tag = "nnsight.method"
+
+    def encode(self, value: object, encoder: Encoder) -> object:
+        """Describe a method."""
+        assert isinstance(value, MethodType)
+        return [encoder.node(value.__self__, "__self__"), value.__name__]
+
+    def decode(self, payload: Any, decoder: Decoder) -> object:
+        """Look the method up on its object."""
+        owner, name = payload
+        return getattr(decoder.value(owner), name)
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - an empty cell raises
+    except ValueError:
+        return False
+    return True
+
+

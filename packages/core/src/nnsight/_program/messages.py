@@ -1,0 +1,169 @@
+"""Programs and outcomes on the wire, and the codecs of what only this package knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import astuple
+from functools import lru_cache
+from types import FunctionType, MethodType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from nnsight._capture import BlockSource
+from nnsight._envoy import Envoy, ModelTree
+from nnsight._envoy.envoy import path_of
+from nnsight._program.effects import Effects
+from nnsight._program.functions import FunctionCodec, MethodCodec
+from nnsight._program.program import Program
+from nnsight._wire import CodecTable, Limits, decode, default_codecs, encode
+from nnsight.errors import WireError
+from nnsight.plugins import plugin_manager
+
+if TYPE_CHECKING:
+    from nnsight._wire import Decoder, Encoder
+
+VERSION = 1
+TRUSTED = Limits(allow_objects=True)
+
+
+class EnvoyCodec:
+    """Send an envoy, or the model itself, by its path."""
+
+    tag = "nnsight.envoy"
+
+    def __init__(self, tree: ModelTree | None = None) -> None:
+        """Read envoys of `tree`; a side that only writes needs none."""
+        self._tree = tree
+
+    def encode(self, value: Any, encoder: Encoder) -> object:
+        """Write the path."""
+        return path_of(value if isinstance(value, Envoy) else value.envoy)
+
+    def decode(self, payload: Any, decoder: Decoder) -> object:
+        """Find the envoy at the path."""
+        if self._tree is None:
+            raise WireError("the message names a module, which this receiver has not")
+        return self._tree.envoy(payload)
+
+
+class TracerCodec:
+    """Send a tracer as the tracer that its block sees."""
+
+    tag = "nnsight.tracer"
+
+    def encode(self, value: Any, encoder: Encoder) -> object:
+        """Write that it is the tracer."""
+        return None
+
+    def decode(self, payload: Any, decoder: Decoder) -> object:
+        """Make the tracer of a running block."""
+        from nnsight._trace.block_tracer import BlockTracer
+
+        return BlockTracer()
+
+
+class ResultCodec:
+    """Send the finished output of a request home as the caller's own object."""
+
+    tag = "nnsight.result"
+
+    def __init__(self, result: object = None) -> None:
+        """Write `result` as a mark, and read the mark as `result`."""
+        self._result = result
+
+    def encode(self, value: Any, encoder: Encoder) -> object:
+        """Write the mark."""
+        if value is not self._result:
+            raise encoder.refusal(value, "it is the output of another request")
+        return None
+
+    def decode(self, payload: Any, decoder: Decoder) -> object:
+        """Return the caller's object."""
+        return self._result
+
+
+@lru_cache(maxsize=1)
+def base_codecs() -> CodecTable:
+    """Return the codecs of the core and of every plugin."""
+    table = default_codecs()
+    plugin_manager().hook.register_codecs(register=table.register)
+    return table
+
+
+def block_codecs(tree: ModelTree | None = None, *, result: object = None) -> CodecTable:
+    """Return codecs that also carry functions, envoys, tracers and the result of the request.
+
+    Args:
+        tree: Where envoys are found, on the side that reads a program.
+        result: The finished output, known to both sides.
+    """
+    from nnsight._trace.model import TracedModel
+    from nnsight._trace.tracer import Invoker, Tracer
+
+    envoys, tracers = EnvoyCodec(tree), TracerCodec()
+    results = ResultCodec(result)
+    types: dict[type, Any] = {
+        FunctionType: FunctionCodec(),
+        MethodType: MethodCodec(),
+        Envoy: envoys,
+        TracedModel: envoys,
+        Tracer: tracers,
+        Invoker: tracers,
+    }
+    if result is not None:
+        types[type(result)] = results
+    return base_codecs().extended(types, readers=[results])
+
+
+def encode_program(program: Program) -> bytes:
+    """Write a program.
+
+    Raises:
+        UntransferableValueError: A value that it names cannot travel; the message says which and what to do.
+    """
+    codecs = block_codecs()
+    values = encode(dict(program.values), codecs=codecs, name="")
+    effects = program.effects
+    header = [
+        VERSION,
+        list(astuple(program.source)),
+        list(program.parameters),
+        list(program.returned),
+        [list(effects.reads), list(effects.writes), list(effects.unknown), effects.uses_result],
+        values,
+    ]
+    return encode(header, codecs=base_codecs(), name="program")
+
+
+def decode_program(data: bytes, tree: ModelTree, device_of: Callable[[str], torch.device] | None = None) -> Program:
+    """Read a program whose envoys are those of `tree`.
+
+    Args:
+        data: What `encode_program` wrote.
+        tree: The modules where the program runs.
+        device_of: Where tensors go, by the device that they came from.
+
+    Raises:
+        WireError: The bytes are no program of this version.
+    """
+    header: Any = decode(data, codecs=base_codecs())
+    if not isinstance(header, list) or len(header) != 6 or header[0] != VERSION:
+        raise WireError("the bytes are no program of this version of nnsight; use one version on both sides")
+    _, source, parameters, returned, effects, values_data = header
+    values: Any = decode(values_data, codecs=block_codecs(tree), limits=TRUSTED, device_of=device_of)
+    reads, writes, unknown, uses_result = effects
+    summary = Effects(tuple(reads), tuple(writes), tuple(unknown), uses_result)
+    return Program(BlockSource(*source), tuple(parameters), values, tuple(returned), summary)
+
+
+def encode_values(values: Mapping[str, object], result: object = None) -> bytes:
+    """Write values that a block saved."""
+    return encode(dict(values), codecs=block_codecs(result=result), name="")
+
+
+def decode_values(data: bytes, result: object = None, tree: ModelTree | None = None) -> dict[str, Any]:
+    """Read values that a block saved, in the process of its caller."""
+    values = decode(data, codecs=block_codecs(tree, result=result), limits=TRUSTED)
+    assert isinstance(values, dict)
+    return values

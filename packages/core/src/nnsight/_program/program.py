@@ -1,0 +1,165 @@
+"""The program: a captured block with the values that it needs."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import FrameType, FunctionType
+from typing import Any
+
+from nnsight._capture import MISSING, BlockSource, block_names, compile_block, parse_block, visible_value
+from nnsight._interleave import BlockRun
+from nnsight._program.containers import difference, snapshot
+from nnsight._program.effects import Effects, summarize
+from nnsight._program.saves import SaveBook, save_helpers
+
+_HELPERS = tuple(save_helpers())
+
+
+@dataclass(frozen=True)
+class Program:
+    """A block as data.
+
+    Attributes:
+        source: The block's text and where it stands.
+        parameters: Names that the block binds itself and that are bound outside too: they begin with their value.
+        values: Values of the names that the block loads.
+        returned: Names of containers saved outside the block, whose final state comes home.
+        effects: What the block reads and writes.
+    """
+
+    source: BlockSource
+    parameters: tuple[str, ...]
+    values: Mapping[str, object]
+    returned: tuple[str, ...]
+    effects: Effects
+
+    @classmethod
+    def from_frame(
+        cls,
+        source: BlockSource,
+        frame: FrameType,
+        *,
+        given: Mapping[str, object],
+        value_names: frozenset[str],
+        saved: Callable[[object], bool] = lambda value: False,
+    ) -> Program:
+        """Capture a block that stands in a frame.
+
+        Args:
+            source: The block.
+            frame: The frame that it would run in.
+            given: Names that the trace itself binds, such as the one after `as`.
+            value_names: Names of the request's own values, such as `logits`.
+            saved: Tells whether a container was saved outside the block.
+        """
+        statements = parse_block(source)
+        names = block_names(statements)
+        values: dict[str, object] = {}
+        for name in names.loaded:
+            value = given[name] if name in given else visible_value(frame, name)
+            if value is not MISSING and value is not getattr(builtins, name, MISSING):
+                values[name] = value
+        parameters = tuple(sorted(name for name in names.bound if name in values))
+        returned = tuple(sorted(name for name, value in values.items() if saved(value)))
+        return cls(source, parameters, values, returned, summarize(statements, values, value_names))
+
+    @classmethod
+    def from_values(cls, source: BlockSource, values: Mapping[str, object]) -> Program:
+        """Make a program of a source whose names are given rather than found in a frame."""
+        statements = parse_block(source)
+        return cls(source, (), dict(values), (), summarize(statements, values, frozenset()))
+
+    def unbound(self) -> frozenset[str]:
+        """Return the names that the block loads and that nothing binds."""
+        names = block_names(parse_block(self.source))
+        return frozenset(
+            name
+            for name in names.loaded - names.bound
+            if name not in self.values and not hasattr(builtins, name)
+        )
+
+    def start(self, values: Mapping[str, object], *, grad: bool, inference: bool = False, read_only: bool) -> BlockRun:
+        """Make a run of the block.
+
+        Args:
+            values: The values of the names, as they are where the block runs.
+            grad: Grad mode that the block begins in.
+            inference: Inference mode that the block begins in.
+            read_only: Whether an edit is refused.
+        """
+        book = SaveBook()
+
+        def body(run: BlockRun) -> None:
+            before = {name: snapshot(values[name]) for name in self.returned}
+
+            def keep(saves: tuple[dict[str, object], dict[str, object]], variables: Mapping[str, object]) -> None:
+                run.named, run.unnamed = saves
+                run.changes = {
+                    name: difference(before[name], variables[name]) for name in self.returned if name in variables
+                }
+
+            run_source(self.source, self.parameters, values, book, keep)
+
+        run = BlockRun(body, grad=grad, inference=inference, read_only=read_only)
+        run.saves = book
+        return run
+
+
+Keep = Callable[[tuple[dict[str, object], dict[str, object]], Mapping[str, object]], None]
+
+
+def run_source(
+    source: BlockSource, parameters: tuple[str, ...], values: Mapping[str, object], book: SaveBook, keep: Keep
+) -> None:
+    """Run a block's source in a namespace of its own.
+
+    Args:
+        source: The block.
+        parameters: Names that the block binds itself and that have a value beforehand.
+        values: Values of all names.
+        book: Where saves are marked.
+        keep: Receives the saves, and the block's variables at its end; also when the block raises.
+    """
+    namespace: dict[str, Any] = {"__builtins__": builtins, "__name__": "__nnsight_block__"}
+    namespace.update({name: value for name, value in values.items() if name not in parameters})
+    function = FunctionType(compile_block(source, (*parameters, *_HELPERS)), namespace)
+    variables: Mapping[str, object] = {}
+    try:
+        variables = function(*[values[name] for name in parameters], *save_helpers().values())
+    except BaseException as error:
+        variables = variables_of(error, function)
+        raise
+    finally:
+        found = {**values, **variables}
+        keep(book.collect(found), found)
+
+
+def run_in_place(source: BlockSource, frame: FrameType) -> dict[str, object]:
+    """Run a block's source in the caller's process, seeing what its frame sees.
+
+    Returns:
+        The variables that the block bound.
+    """
+    statements = parse_block(source)
+    names = block_names(statements)
+    known = {
+        name: value
+        for name in (names.loaded | names.bound)
+        if (value := frame.f_locals.get(name, MISSING)) is not MISSING
+    }
+    parameters = tuple(sorted(known)) if frame.f_locals is not frame.f_globals else tuple(sorted(names.bound & set(known)))
+    function = FunctionType(compile_block(source, (*parameters, *_HELPERS)), frame.f_globals)
+    variables: dict[str, object] = function(*[known[name] for name in parameters], *save_helpers().values())
+    return {name: variables[name] for name in names.bound if name in variables}
+
+
+def variables_of(error: BaseException, function: FunctionType) -> dict[str, object]:
+    """Return the variables of `function` where `error` left it."""
+    traceback = error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code is function.__code__:
+            return dict(traceback.tb_frame.f_locals)
+        traceback = traceback.tb_next
+    return {}

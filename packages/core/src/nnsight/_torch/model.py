@@ -1,0 +1,139 @@
+"""Trace any PyTorch module in the caller's own process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from nnsight._envoy import ModelTree
+from nnsight._interleave import BlockRun, Interleaver, WholeScope
+from nnsight._program.failures import keep_user_frames
+from nnsight._torch.localize import localize
+from nnsight._trace import Outcome, Request, TracedModel
+from nnsight.errors import InvalidRequestError
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of the traced module: a method and its arguments."""
+
+    method: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class _Abandoned(BaseException):
+    """Leaves a forward whose block is over."""
+
+
+class NNsight(TracedModel):
+    """Read and change the values of a PyTorch module while it runs in this process.
+
+    ```python
+    model = NNsight(module)
+    with model.trace(x):
+        hidden = model.layer1.output.save()
+    ```
+
+    A trace calls the module with the trace's arguments; `method="generate"` calls another method of it, and each call
+    of the module's own `forward` within is one step. Gradients flow through what a block reads and writes. Invokes run
+    one after the other.
+    """
+
+    backend_name = "torch"
+
+    def __init__(self, module: nn.Module) -> None:
+        """Wrap a module, which stays as it is.
+
+        Raises:
+            TypeError: `module` is no `torch.nn.Module`.
+        """
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"NNsight takes a torch.nn.Module, not a {type(module).__name__}")
+        self._module = module
+        self._tree = ModelTree(module)
+
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+        kwargs = dict(kwargs)
+        method = kwargs.pop("method", "forward")
+        if not callable(getattr(self._module, method, None)):
+            raise InvalidRequestError(f"{type(self._module).__name__} has no method {method!r} to trace")
+        return _Call(method, args, kwargs)
+
+    def _has_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        return bool(args) or bool(kwargs.keys() - {"method"})
+
+    def _execute(self, requests: Sequence[Request]) -> list[Outcome]:
+        return [self._run_one(request) for request in requests]
+
+    def _run_one(self, request: Request) -> Outcome:
+        values = {name: localize(value) for name, value in request.program.values.items()}
+        run = request.program.start(
+            values, grad=torch.is_grad_enabled(), inference=torch.is_inference_mode_enabled(), read_only=False
+        )
+        outcome = Outcome(receipt=run.receipt)
+        try:
+            outcome.result = _Forward(self._tree, self._module, run).call(request.prepared)
+        except _Abandoned:
+            run.close()
+        except Exception as error:  # noqa: BLE001 - the model's own failure is the request's error
+            run.fail(error)
+            run.close()
+            run.error = run.error or error
+        run.count_late_edits()
+        if run.error is not None:
+            outcome.error = keep_user_frames(run.error, frozenset({request.program.source.filename}))
+        outcome.named, outcome.unnamed, outcome.changes = run.named, run.unnamed, run.changes  # type: ignore[assignment]
+        return outcome
+
+
+class _Forward:
+    """One traced call of the module, in steps."""
+
+    def __init__(self, tree: ModelTree, module: nn.Module, run: BlockRun) -> None:
+        self._tree = tree
+        self._module = module
+        self._run = run
+        self._step = 0
+        self._interleaver = Interleaver(tree, after_turn=self._abandon_if_over)
+
+    def call(self, call: _Call) -> object:
+        """Run the module and the block to their ends and return what the method returned."""
+        run = self._run
+        prior = self._module.__dict__.get("forward")
+        forward = self._module.forward
+        self._module.__dict__["forward"] = self._stepper(forward)
+        try:
+            target = self._module if call.method == "forward" else getattr(self._module, call.method)
+            result: object = target(*call.args, **call.kwargs)
+        finally:
+            self._interleaver.disarm()
+            if prior is None:
+                self._module.__dict__.pop("forward", None)
+            else:
+                self._module.__dict__["forward"] = prior
+        run.end()
+        run.give_result(result)
+        return result
+
+    def _stepper(self, forward: Callable[..., object]) -> Callable[..., object]:
+        root = self._interleaver.site("")
+        root.external = True
+
+        def step(*args: Any, **kwargs: Any) -> object:
+            scope = WholeScope()
+            self._interleaver.begin_step({self._run: scope}, {self._run: self._step})
+            self._step += 1
+            output = root.around(forward, args, kwargs)
+            self._interleaver.end_step()
+            return output
+
+        return step
+
+    def _abandon_if_over(self, run: BlockRun) -> None:
+        if run.finished and (run.stopped or run.error is not None):
+            raise _Abandoned

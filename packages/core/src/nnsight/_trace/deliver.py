@@ -1,0 +1,110 @@
+"""Bring what the blocks saved into the caller's variables, and raise what went wrong."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from types import FrameType, TracebackType
+from typing import Any
+
+from nnsight._capture import write_back
+from nnsight._program import SaveBook
+from nnsight._program.containers import apply
+from nnsight._trace.request import Outcome, Request
+from nnsight.errors import LoopEndedEarlyWarning
+
+
+def deliver(
+    frame: FrameType | None,
+    bound: dict[str, object],
+    requests: Sequence[Request],
+    outcomes: Sequence[Outcome],
+    *,
+    book: SaveBook,
+) -> dict[str, object]:
+    """Write saves to the caller's variables, and warn.
+
+    Args:
+        frame: Where the trace stands; None for a function form.
+        bound: Variables that the body of a trace with invokes bound by itself.
+        requests: The requests of the trace.
+        outcomes: What became of each.
+        book: Saves of the body of a trace with invokes.
+
+    Returns:
+        Everything saved, by variable or source text.
+    """
+    named = _gather([outcome.named for outcome in outcomes])
+    unnamed = _gather([outcome.unnamed for outcome in outcomes])
+    for request, outcome in zip(requests, outcomes, strict=True):
+        for name, change in outcome.changes.items():
+            apply(request.program.values[name], change)
+    own, _ = book.collect(bound)
+    saves = {**unnamed, **own, **named}
+    if frame is not None:
+        write_back(frame, {**bound, **named})
+        _warn(frame, outcomes)
+    return saves
+
+
+def _gather(parts: Sequence[dict[str, object]]) -> dict[str, object]:
+    """Join saves of several invokes: a name saved once keeps its value, one saved more often becomes a list."""
+    found: dict[str, list[object]] = {}
+    for part in parts:
+        for name, value in part.items():
+            found.setdefault(name, []).append(value)
+    return {name: values[0] if len(values) == 1 else values for name, values in found.items()}
+
+
+def _warn(frame: FrameType, outcomes: Sequence[Outcome]) -> None:
+    messages = dict.fromkeys(text for outcome in outcomes for text in outcome.receipt.early_loops)
+    for text in messages:
+        warnings.warn_explicit(
+            text,
+            LoopEndedEarlyWarning,
+            filename=frame.f_code.co_filename,
+            lineno=frame.f_lineno,
+            module=frame.f_globals.get("__name__", "<unknown>"),
+        )
+
+
+def raise_first(outcomes: Sequence[Outcome], saves: dict[str, object]) -> None:
+    """Raise the error of the first request that failed, with all that was saved and notes on the others."""
+    failed = [(index, outcome) for index, outcome in enumerate(outcomes) if outcome.error is not None]
+    if not failed:
+        return
+    index, outcome = failed[0]
+    error = outcome.error
+    assert error is not None
+    error.saves = saves  # type: ignore[attr-defined]
+    if len(outcomes) > 1:
+        error.add_note(
+            f"raised in invoke {index} of {len(outcomes)}; the other {len(outcomes) - len(failed)} that ran well "
+            "were delivered"
+        )
+    for other, later in failed[1:]:
+        error.add_note(f"invoke {other} failed too: {type(later.error).__name__}: {later.error}")
+    raise error
+
+
+class without_skip:  # noqa: N801 - reads as a statement
+    """Keep the signal that skipped a block out of the context of errors raised while it is handled."""
+
+    def __init__(self, skip: BaseException | None) -> None:
+        """Hide `skip`."""
+        self._skip = skip
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Unlink the signal from the chain of contexts."""
+        seen: set[int] = set()
+        link: Any = error
+        while link is not None and id(link) not in seen:
+            seen.add(id(link))
+            if link.__context__ is self._skip:
+                link.__context__ = None
+            link = link.__cause__ or link.__context__

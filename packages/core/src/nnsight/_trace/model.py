@@ -1,0 +1,131 @@
+"""What every traced model offers, whatever runs it."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from nnsight._envoy import Envoy, ModelTree
+from nnsight._interleave.location import SIDES
+from nnsight._trace.request import Outcome, Request
+from nnsight._trace.tracer import Tracer
+from nnsight.errors import UnknownLocationError
+from nnsight.events import RunFinished, RunStarted
+from nnsight.plugins import plugin_manager
+
+
+class TracedModel(ABC):
+    """A model whose values can be read and changed in `with model.trace(...):` blocks.
+
+    Attribute access leads into the tree of the model: `model.transformer.h[3].mlp`.
+    """
+
+    backend_name: str
+    _tree: ModelTree
+
+    @property
+    def envoy(self) -> Envoy:
+        """The root of the model's tree."""
+        return self._tree.envoy()
+
+    def trace(self, *args: Any, **kwargs: Any) -> Tracer:
+        """Begin a trace.
+
+        With an input, the block runs beside one request with that input. Without one, the block contains invokes:
+        `with tracer.invoke(prompt):`. Keywords given here apply to every invoke that does not give its own.
+
+        Raises:
+            InvalidRequestError: The input cannot be run.
+        """
+        return Tracer(self, args, kwargs)
+
+    def run(self, *args: Any, **kwargs: Any) -> Tracer:
+        """Run a function as a block, for code that has no `with` statement: `model.run(prompt, function)`.
+
+        The last positional argument is the function. It may take `model`, `tracer`, both or nothing, by these names;
+        its own variables that it saves are on the returned tracer's `saves`, what it returns on its `value`.
+
+        Raises:
+            InvalidRequestError: No function was given.
+        """
+        return Tracer.run_function(self, args, kwargs)
+
+    def get(self, path: str) -> Any:
+        """Return the module at a dotted path, or a value where the path ends in `.output` or the like."""
+        return self.envoy.get(path)
+
+    @abstractmethod
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Check the input of one request and bring it into the form that `_execute` takes."""
+
+    @abstractmethod
+    def _execute(self, requests: Sequence[Request]) -> list[Outcome]:
+        """Run requests, and return what became of each, in order."""
+
+    def _has_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Tell whether a trace was given the input of a request."""
+        return bool(args)
+
+    def _run_requests(self, requests: Sequence[Request]) -> list[Outcome]:
+        hook = plugin_manager().hook
+        hook.before_run(event=RunStarted(self.backend_name, len(requests)))
+        began = time.perf_counter()
+        outcomes: list[Outcome] = []
+        try:
+            outcomes = self._execute(requests)
+        finally:
+            errors = tuple(outcome.error for outcome in outcomes if outcome.error is not None)
+            seconds = time.perf_counter() - began
+            hook.after_run(event=RunFinished(self.backend_name, len(requests), seconds, errors))
+        return outcomes
+
+    def __getattr__(self, name: str) -> Any:
+        """Look a name up in the model's tree."""
+        if name.startswith("__") or "_tree" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.envoy, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Assign a value of the request inside a block; attributes of the model object otherwise."""
+        tree = self.__dict__.get("_tree")
+        if tree is not None and (name in tree.values or name in SIDES):
+            setattr(self.envoy, name, value)
+        elif tree is not None and not name.startswith("_") and name not in self._settable():
+            raise UnknownLocationError(f"{type(self).__name__}.{name} cannot be assigned")
+        else:
+            object.__setattr__(self, name, value)
+
+    def _settable(self) -> frozenset[str]:
+        return frozenset()
+
+    def __getitem__(self, index: Any) -> Any:
+        """Index a model that is a sequence of modules."""
+        return self.envoy[index]
+
+    def __len__(self) -> int:
+        """Count the modules of a model that is a sequence of modules."""
+        return len(self.envoy)
+
+    def __bool__(self) -> bool:
+        """Count as true."""
+        return True
+
+    def __iter__(self) -> Iterator[Envoy]:
+        """Iterate over the modules of a model that is a sequence of modules."""
+        return iter(self.envoy)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the whole model ad hoc, inside a block."""
+        return self.envoy(*args, **kwargs)
+
+    def __dir__(self) -> list[str]:
+        """List methods and the children of the root."""
+        return sorted({*object.__dir__(self), *dir(self.envoy)})
+
+    def __repr__(self) -> str:
+        """Print the module tree."""
+        return repr(self.envoy)
+
+

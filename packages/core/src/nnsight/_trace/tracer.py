@@ -1,0 +1,220 @@
+"""The `with` statements of a trace, on the caller's side."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+from nnsight._capture import BlockSource, BodySkipper, find_block
+from nnsight._program import Program, SaveBook, client_saves
+from nnsight._program.program import run_in_place
+from nnsight._trace.deliver import deliver, raise_first, without_skip
+from nnsight._trace.request import Outcome, Request
+from nnsight.errors import InvalidRequestError, OutsideTraceError
+
+if TYPE_CHECKING:
+    from nnsight._trace.model import TracedModel
+
+_FUNCTION_BLOCK = "with _:\n    value = function(**arguments)\n    value.save()\n"
+
+
+class Invoker:
+    """One invoke of a trace: `with tracer.invoke(prompt):`."""
+
+    def __init__(self, tracer: Tracer, prepared: Any) -> None:
+        """Prepare the capture of a block."""
+        self._tracer = tracer
+        self._prepared = prepared
+
+    def __enter__(self) -> Invoker:
+        """Find the block and skip it here."""
+        frame = sys._getframe(1)
+        self._frame: FrameType = frame
+        self._source = find_block(frame)
+        self._skipper = BodySkipper(frame, self._source)
+        self._skipper.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        """Capture the block and put it among the requests of the trace."""
+        frame = self.__dict__.pop("_frame")
+        if not self._skipper.finish(kind, error, traceback):
+            return False
+        with without_skip(error):
+            self._tracer._add(self._source, frame, self._prepared, given={self._source.target: self._tracer})
+        return True
+
+
+class Tracer:
+    """A trace: the block that it captures, and what the block saved once it has run.
+
+    Attributes:
+        model: The model that is traced.
+    """
+
+    def __init__(self, model: TracedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Prepare a trace; the input is checked here."""
+        self.model = model
+        self._keywords = kwargs
+        self._single = model._has_input(args, kwargs)
+        self._prepared = model._prepare(args, kwargs) if self._single else None
+        self._requests: list[Request] = []
+        self._book = SaveBook()
+        self._open = False
+        self._outcomes: list[Outcome] | None = None
+        self._saves: dict[str, object] = {}
+
+    # Within the with statement ------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Tracer:
+        """Find the block and skip it here."""
+        frame = sys._getframe(1)
+        self._frame: FrameType = frame
+        self._source: BlockSource = find_block(frame)
+        self._skipper = BodySkipper(frame, self._source)
+        self._skipper.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        """Run the block beside its request, or the requests of the invokes that the block makes."""
+        frame = self.__dict__.pop("_frame")
+        if not self._skipper.finish(kind, error, traceback):
+            return False
+        with without_skip(error):
+            bound: dict[str, object] = {}
+            if self._single:
+                self._add(self._source, frame, self._prepared, given={self._source.target: self})
+            else:
+                bound = self._run_invokes(frame)
+            self._finish(frame, bound)
+        return True
+
+    def invoke(self, *args: Any, **kwargs: Any) -> Invoker:
+        """Add a request of its own to the trace: `with tracer.invoke(prompt):`.
+
+        Keywords given here win over those of the trace.
+
+        Raises:
+            InvalidRequestError: The input cannot be run, or this trace has an input of its own.
+        """
+        if not self._open:
+            raise InvalidRequestError(
+                "invoke was called outside the block of its trace, or the trace was given an input itself; "
+                "write `with model.trace() as tracer:` and `with tracer.invoke(prompt):` inside it"
+            )
+        merged = {**self._keywords, **kwargs}
+        if not self.model._has_input(args, merged):
+            raise InvalidRequestError("invoke needs an input: `with tracer.invoke(prompt):`")
+        return Invoker(self, self.model._prepare(args, merged))
+
+    # Within a block these are the block tracer's; out here they exist once the trace has run ------------------------
+
+    @property
+    def saves(self) -> dict[str, object]:
+        """Everything that the blocks saved, by variable, or by source text where no variable was bound."""
+        return self._saves
+
+    @property
+    def result(self) -> Any:
+        """The finished output of the request, or a list of them for a trace of several invokes."""
+        return self._one([outcome.result for outcome in self._done("result")])
+
+    @property
+    def receipt(self) -> Any:
+        """What was served and changed: one receipt, or a list for a trace of several invokes."""
+        return self._one([outcome.receipt for outcome in self._done("receipt")])
+
+    @property
+    def value(self) -> object:
+        """What the function returned, for `model.run`."""
+        self._done("value")
+        return self._saves.get("value")
+
+    @property
+    def iter(self) -> Any:
+        """Select steps, inside a block.
+
+        Raises:
+            OutsideTraceError: Always: no request runs here.
+        """
+        raise OutsideTraceError("tracer.iter counts the steps of a request: use it in the block of a trace or invoke")
+
+    def all(self) -> Any:
+        """Iterate over every step, inside a block.
+
+        Raises:
+            OutsideTraceError: Always: no request runs here.
+        """
+        raise OutsideTraceError("tracer.all() counts the steps of a request: use it in the block of a trace or invoke")
+
+    def stop(self) -> None:
+        """End the request, inside a block.
+
+        Raises:
+            OutsideTraceError: Always: no request runs here.
+        """
+        raise OutsideTraceError("tracer.stop() ends a request: use it in the block of a trace or invoke")
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def run_function(cls, model: TracedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tracer:
+        """Run a function as the block of a single request; see `TracedModel.run`."""
+        if not args or not callable(args[-1]):
+            raise InvalidRequestError("model.run takes the function to run last: `model.run(prompt, function)`")
+        *inputs, function = args
+        tracer = cls(model, tuple(inputs), kwargs)
+        if not tracer._single:
+            raise InvalidRequestError("model.run needs an input: `model.run(prompt, function)`")
+        source = BlockSource("<nnsight run>", 1, _FUNCTION_BLOCK, 0, function.__name__)
+        values = {"function": function, "arguments": _arguments(function, model, tracer)}
+        tracer._requests.append(Request(Program.from_values(source, values), tracer._prepared))
+        tracer._finish(None, {})
+        return tracer
+
+    def _run_invokes(self, frame: FrameType) -> dict[str, object]:
+        self._open = True
+        try:
+            with client_saves(self._book):
+                bound = run_in_place(self._source, frame)
+        finally:
+            self._open = False
+        if not self._requests:
+            raise InvalidRequestError(
+                "the trace has no input and its block makes no invoke; give it one: `model.trace(prompt)`, "
+                "or write `with tracer.invoke(prompt):` inside"
+            )
+        return bound
+
+    def _add(self, source: BlockSource, frame: FrameType, prepared: Any, *, given: dict[Any, object]) -> None:
+        program = Program.from_frame(
+            source, frame, given=given, value_names=frozenset(self.model._tree.values), saved=self._book.has
+        )
+        self._requests.append(Request(program, prepared))
+
+    def _finish(self, frame: FrameType | None, bound: dict[str, object]) -> None:
+        requests, self._requests = self._requests, []
+        self._outcomes = self.model._run_requests(requests)
+        self._saves = deliver(frame, bound, requests, self._outcomes, book=self._book)
+        raise_first(self._outcomes, self._saves)
+
+    def _done(self, what: str) -> list[Outcome]:
+        if self._outcomes is None:
+            raise OutsideTraceError(f"tracer.{what} exists once the trace has run, or inside its block")
+        return self._outcomes
+
+    def _one(self, values: Sequence[Any]) -> Any:
+        return values[0] if self._single else list(values)
+
+
+def _arguments(function: Callable[..., object], model: TracedModel, tracer: Tracer) -> dict[str, object]:
+    offered = {"model": model, "tracer": tracer}
+    taken = inspect.signature(function).parameters
+    return {name: offered[name] for name in taken if name in offered}

@@ -1,0 +1,29 @@
+"""Values as bytes: what a block captures or saves, on its way between processes.
+
+A message is a mark and a version, a msgpack tree, and the tensors' bytes as safetensors. Nothing in it is code: reading
+one imports a module or makes an object of a class only where the reader's limits allow it.
+"""
+
+from __future__ import annotations
+
+from nnsight._wire.checks import fields, items_of, part
+from nnsight._wire.codecs import default_codecs
+from nnsight._wire.decoder import Decoder, decode
+from nnsight._wire.encoder import Encoder, KeyStep, encode
+from nnsight._wire.limits import Limits
+from nnsight._wire.table import CodecTable, ValueCodec
+
+__all__ = [
+    "CodecTable",
+    "Decoder",
+    "Encoder",
+    "KeyStep",
+    "Limits",
+    "ValueCodec",
+    "decode",
+    "default_codecs",
+    "encode",
+    "fields",
+    "items_of",
+    "part",
+]

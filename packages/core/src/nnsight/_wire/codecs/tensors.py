@@ -1,0 +1,88 @@
+"""Tensors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from nnsight._wire.buffers import ENTRY_NAMES
+from nnsight._wire.checks import fields, part
+from nnsight.errors import WireError
+
+if TYPE_CHECKING:
+    from nnsight._wire.decoder import Decoder
+    from nnsight._wire.encoder import Encoder
+    from nnsight._wire.table import CodecTable
+
+_REQUIRES_GRAD, _PARAMETER = 1, 2
+_PLAIN_TENSOR = "Turn it into a plain tensor first, such as with `.to_dense()`, `.dequantize()` or `.full_tensor()`."
+
+
+class TensorCodec:
+    """Dense tensors: their values, dtype, shape and device, and whether a leaf requires gradients.
+
+    Gradients, hooks and attributes set on the tensor stay behind. Views of one storage become separate tensors.
+    """
+
+    tag = "tensor"
+
+    def encode(self, value: torch.Tensor, encoder: Encoder) -> object:
+        """Write where the values are, then what is unusual about the tensor."""
+        flags = 0
+        if type(value) is not torch.Tensor:
+            value = self._plain(value, encoder)
+            flags = _PARAMETER
+        if value.layout is not torch.strided or value.dtype not in ENTRY_NAMES or value.is_quantized:
+            raise encoder.refusal(value, f"it is a tensor of {value.layout} and {value.dtype}", _PLAIN_TENSOR)
+        payload = encoder.buffers.add(value)
+        device = value.device
+        if value.requires_grad and value.is_leaf:
+            flags |= _REQUIRES_GRAD
+        if device.type != "cpu":
+            if device.type == "meta":
+                raise encoder.refusal(value, "it is a tensor of the meta device, without values", _PLAIN_TENSOR)
+            if not encoder.copy_to_cpu:
+                raise encoder.refusal(
+                    value, f"it is on {device}, and copies from there are off", "Call `.cpu()` on it."
+                )
+            payload += [flags, str(device)]
+        elif flags:
+            payload.append(flags)
+        return payload
+
+    def decode(self, payload: object, decoder: Decoder) -> torch.Tensor:
+        """Read the values, and restore what is unusual about the tensor."""
+        parts = fields(payload, 3, 5)
+        tensor = decoder.buffers.tensor(parts[:3])
+        if len(parts) > 3:
+            flags = part(parts[3], int)
+            if not 0 <= flags <= _REQUIRES_GRAD | _PARAMETER:
+                raise WireError(f"a tensor of the message has the unknown flags {flags}")
+            if len(parts) > 4 and decoder.buffers.device_of is not None:
+                tensor = tensor.to(decoder.buffers.device_of(part(parts[4], str)))
+            if flags & _PARAMETER:
+                tensor = torch.nn.Parameter(tensor, requires_grad=bool(flags & _REQUIRES_GRAD))
+            elif flags:
+                tensor.requires_grad_()
+        return tensor
+
+    def _plain(self, value: torch.Tensor, encoder: Encoder) -> torch.Tensor:
+        """Return a parameter without the class that another package gave it, which holds no data of its own."""
+        kind = type(value)
+        if kind is torch.nn.Parameter:
+            return value
+        own_dispatch = kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+        if issubclass(kind, torch.nn.Parameter) and not own_dispatch and not torch.nn.parameter.is_lazy(value):
+            plain = torch.Tensor.detach(value).as_subclass(torch.Tensor)
+            return torch.nn.Parameter(plain, requires_grad=value.requires_grad)
+        raise encoder.refusal(value, "it is a tensor of a class of its own", _PLAIN_TENSOR)
+
+
+def add_tensors(table: CodecTable) -> None:
+    """Add the codecs of this module to a table.
+
+    Args:
+        table: The table.
+    """
+    table.register(torch.Tensor, TensorCodec())

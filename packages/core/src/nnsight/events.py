@@ -1,0 +1,109 @@
+"""What hooks are given: one frozen event each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """One kind of engine that a backend offers.
+
+    Attributes:
+        backend: Name of the backend, such as `"vllm"`.
+        name: Name of the engine, such as `"eager"`.
+        factory: `"module:callable"`; imported when an engine of this kind is asked for.
+        capabilities: What its blocks can do: `"read"`, `"edit"`, `"steps"`, `"gradients"`, `"every-location"`, ...
+    """
+
+    backend: str
+    name: str
+    factory: str
+    capabilities: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class PatchRecord:
+    """One place where a backend changes the code of another package.
+
+    Attributes:
+        target: `"module:qualified.name"` that is changed.
+        why: What cannot be done without it.
+        source: Where the reader finds the changed code.
+        versions: The versions that it was tested with, as a version specifier.
+        remove_when: What makes the patch unnecessary.
+        signature: Names of the parameters that the patch relies on.
+    """
+
+    target: str
+    why: str
+    source: str
+    versions: str
+    remove_when: str
+    signature: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PromptFacts:
+    """What a prefill guard is told about one request.
+
+    Attributes:
+        num_prompt_tokens: Length of the prompt in tokens.
+        step_budget: Most tokens that the engine computes in one step.
+        splits_prompts: Whether the engine may split a prompt over several steps.
+        read_only: Whether the program changes nothing.
+    """
+
+    num_prompt_tokens: int
+    step_budget: int
+    splits_prompts: bool
+    read_only: bool
+
+
+@dataclass(frozen=True)
+class PrefillPolicy:
+    """How a traced prompt is computed.
+
+    Attributes:
+        how: `"whole"`, `"split"` or `"refused"`.
+        reason: Why, in one sentence; shown to the user where the prompt is refused.
+    """
+
+    how: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class RunStarted:
+    """A trace is about to run.
+
+    Attributes:
+        backend: Name of the backend.
+        requests: How many requests it makes.
+    """
+
+    backend: str
+    requests: int
+
+
+@dataclass(frozen=True)
+class RunFinished:
+    """A trace has run.
+
+    Attributes:
+        backend: Name of the backend.
+        requests: How many requests it made.
+        seconds: Wall-clock time from the start of the run.
+        errors: The exceptions of the requests that failed.
+    """
+
+    backend: str
+    requests: int
+    seconds: float
+    errors: tuple[BaseException, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+RegisterBackend = Callable[[str, str], None]

@@ -1,0 +1,121 @@
+"""The plugin manager: one per process, made when first asked for, never at import."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import pluggy
+
+from nnsight import hookspecs
+from nnsight.errors import BackendNotFoundError, PluginLoadError
+from nnsight.events import EngineSpec, PatchRecord
+
+GROUP = "nnsight"
+
+
+def create_plugin_manager(*, entry_points: bool = True) -> pluggy.PluginManager:
+    """Make a plugin manager with the core's hooks.
+
+    Args:
+        entry_points: Load the plugins of installed distributions. `NNSIGHT_PLUGINS=a,b` in the environment selects
+            among them by name; an empty value selects none.
+
+    Raises:
+        PluginLoadError: An installed plugin failed to load.
+    """
+    manager = pluggy.PluginManager("nnsight")
+    manager.add_hookspecs(hookspecs)
+    if entry_points:
+        selected = os.environ.get("NNSIGHT_PLUGINS")
+        names = None if selected is None else {name.strip() for name in selected.split(",") if name.strip()}
+        for entry in _installed():
+            if names is None or entry.name in names:
+                manager.register(_load(entry), name=entry.name)
+    return manager
+
+
+@lru_cache(maxsize=1)
+def plugin_manager() -> pluggy.PluginManager:
+    """Return the plugin manager of this process."""
+    return create_plugin_manager()
+
+
+def _installed() -> list[EntryPoint]:
+    unique = {(entry.name, entry.value): entry for entry in entry_points(group=GROUP)}
+    return sorted(unique.values(), key=lambda entry: entry.name)
+
+
+def _load(entry: EntryPoint) -> Any:
+    try:
+        return entry.load()
+    except Exception as error:
+        owner = entry.dist.name if entry.dist is not None else "an unknown distribution"
+        raise PluginLoadError(
+            f"the plugin {entry.name!r} ({entry.value}) of {owner} failed to load: {type(error).__name__}: {error}; "
+            f"repair or uninstall {owner}, or leave it out with NNSIGHT_PLUGINS"
+        ) from error
+
+
+def registered_backends() -> dict[str, str]:
+    """Return `"module:Class"` of every backend by name."""
+    found: dict[str, str] = {}
+    plugin_manager().hook.register_backends(register=found.__setitem__)
+    return found
+
+
+def registered_engines(backend: str | None = None) -> list[EngineSpec]:
+    """Return the engines of one backend, or of all."""
+    found: list[EngineSpec] = []
+    plugin_manager().hook.register_engines(register=found.append)
+    return [spec for spec in found if backend is None or spec.backend == backend]
+
+
+def registered_patches() -> list[PatchRecord]:
+    """Return a record of each place where a backend changes the code of another package."""
+    found: list[PatchRecord] = []
+    plugin_manager().hook.register_patches(register=found.append)
+    return found
+
+
+def load_backend(name: str) -> Any:
+    """Import the class of a backend.
+
+    Raises:
+        BackendNotFoundError: No plugin registers that name.
+    """
+    backends = registered_backends()
+    if name not in backends:
+        raise BackendNotFoundError(
+            f"no backend is called {name!r}; installed: {', '.join(sorted(backends)) or 'none'}; "
+            "install the distribution that brings it"
+        )
+    return load_object(backends[name])
+
+
+def find_engine(backend: str, name: str) -> EngineSpec:
+    """Return one engine of a backend.
+
+    Raises:
+        BackendNotFoundError: The backend has no engine of that name.
+    """
+    engines = registered_engines(backend)
+    for spec in engines:
+        if spec.name == name:
+            return spec
+    raise BackendNotFoundError(
+        f"the {backend} backend has no engine called {name!r}; "
+        f"it has: {', '.join(sorted(spec.name for spec in engines)) or 'none'}"
+    )
+
+
+def load_object(reference: str) -> Any:
+    """Import what a `"module:name"` string names."""
+    module, _, name = reference.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found

@@ -1,0 +1,21 @@
+"""A checked request of the client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class PreparedRequest:
+    """The input of one request, in vLLM's own forms.
+
+    Attributes:
+        prompt: `{"prompt_token_ids": [...], ...}`.
+        params: Sampling parameters.
+        keywords: Keywords of the request, such as `lora_request`.
+    """
+
+    prompt: dict[str, Any]
+    params: Any
+    keywords: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,107 @@
+"""What is set for an engine of ours, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import nnsight_vllm
+from nnsight.errors import InvalidRequestError, UnsupportedFeatureError
+from nnsight_vllm.compat.switch import KEY
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of an engine.
+
+    Attributes:
+        name: vLLM's keyword.
+        value: What the engine is built with.
+        source: `"nnsight"`, or `"caller"` where the keyword was given.
+        reason: Why nnsight sets it.
+    """
+
+    name: str
+    value: object
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Rule:
+    name: str
+    value: object
+    reason: str
+    fixed: bool
+
+
+_RULES = (
+    _Rule("enforce_eager", True, "a replayed CUDA graph runs no Python, so no location could be served", fixed=True),
+    _Rule(
+        "enable_chunked_prefill",
+        False,
+        "a block must see its prompt whole; a prompt that does not fit a step waits for one that it fits",
+        fixed=False,
+    ),
+)
+
+_REFUSED: dict[str, tuple[str, object]] = {
+    "pipeline_parallel_size": ("a block's values would lie on several stages", 1),
+    "data_parallel_size": ("the engine that runs a request would not be known to its caller", 1),
+    "speculative_config": ("rejected draft tokens would be served as if they had been generated", None),
+    "runner": ("a pooling model has no logits or samples, and its blocks are not supported yet", "auto"),
+}
+
+
+def engine_settings(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Setting, ...]]:
+    """Return the keywords that the engine is built with, and what was set with its reason.
+
+    Raises:
+        InvalidRequestError: A keyword contradicts what the engine needs.
+        UnsupportedFeatureError: A keyword asks for something that is refused by name.
+    """
+    built = dict(keywords)
+    report: list[Setting] = []
+    for name, (reason, harmless) in _REFUSED.items():
+        value = built.get(name, harmless)
+        if value not in (harmless, None) and not (name == "runner" and value == "generate"):
+            raise UnsupportedFeatureError(f"{name}={value!r} is not supported: {reason}")
+    for rule in _RULES:
+        given = built.get(rule.name)
+        if rule.fixed and given is not None and given != rule.value:
+            raise InvalidRequestError(
+                f"{rule.name}={given!r} contradicts this engine, which needs {rule.name}={rule.value!r}: {rule.reason}"
+            )
+        source = "nnsight" if given is None else "caller"
+        built[rule.name] = rule.value if given is None else given
+        report.append(Setting(rule.name, built[rule.name], source, rule.reason))
+    additional = built.get("additional_config") or {}
+    if not isinstance(additional, dict):
+        raise InvalidRequestError(
+            f"additional_config is a {type(additional).__name__}; nnsight adds a key to it, so give a dict"
+        )
+    if KEY in additional:
+        raise InvalidRequestError(f"additional_config[{KEY!r}] is set by nnsight itself; leave it out")
+    built["additional_config"] = {**additional, KEY: {"version": nnsight_vllm.__version__, "runner": "v1"}}
+    report.append(
+        Setting(
+            f"additional_config[{KEY!r}]",
+            built["additional_config"][KEY],
+            "nnsight",
+            "turns our part of each worker and of the scheduler on, for this engine alone",
+        )
+    )
+    report.append(
+        Setting("model runner", "V1", "nnsight", "this release serves blocks on vLLM's V1 model runner")
+    )
+    report.append(
+        Setting(
+            "prefix cache of traced requests",
+            "not read; written under a salt of its own where the block may edit",
+            "nnsight",
+            "a cached token runs no forward, so nothing could be served for it, and edited keys and values must not "
+            "be found by others",
+        )
+    )
+    return built, tuple(report)

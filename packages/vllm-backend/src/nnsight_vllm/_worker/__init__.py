@@ -1,0 +1,1 @@
+"""What runs in each worker of an engine of ours."""

@@ -1,0 +1,255 @@
+"""The traced requests of one worker: their blocks, the steps they take part in, and what they bring home."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+
+from nnsight._envoy import ModelTree
+from nnsight._interleave import BlockRun, Interleaver, RowScope
+from nnsight._program import Program
+from nnsight._program.failures import describe_error
+from nnsight._program.messages import block_codecs, decode_program, encode_values
+from nnsight.errors import NNsightError, UnsupportedFeatureError
+from nnsight_vllm._worker.tree import build_tree
+from nnsight_vllm.compat.records import missing_seams
+from nnsight_vllm.compat.seams import Arrival, Span
+from nnsight_vllm.compat.versions import installed_version
+
+if TYPE_CHECKING:
+    from nnsight_vllm.compat.model_access import WorkerModel
+
+
+@dataclass
+class _Traced:
+    """One traced request."""
+
+    key: str
+    program: Program | None
+    run: BlockRun | None
+    error: BaseException | None = None
+    ended: bool = False
+
+
+class WorkerSession:
+    """Listens to the events of a model runner; see `compat.seams.StepListener`."""
+
+    def __init__(self, model: WorkerModel) -> None:
+        """Serve the blocks of one worker."""
+        self._model = model
+        self._requests: dict[str, _Traced] = {}
+        self._finished: dict[str, _Traced] = {}
+        self._current: list[tuple[Span, BlockRun]] = []
+        self._num_requests = 0
+        self._interleaver: Interleaver | None = None
+        self._cached_tree: ModelTree | None = None
+
+    # Events of the runner -----------------------------------------------------------------------------------------
+
+    @property
+    def active(self) -> bool:
+        """Whether any traced request lives in this worker."""
+        return bool(self._requests)
+
+    def knows(self, request_id: str) -> bool:
+        """Tell whether a request is traced."""
+        return request_id in self._requests
+
+    def arrive(self, arrival: Arrival) -> None:
+        """Meet a traced request."""
+        traced = _Traced(arrival.key, None, None)
+        self._requests[arrival.request_id] = traced
+        try:
+            program = decode_program(arrival.program, self._tree, self._device_of)
+            traced.program = program
+            traced.run = program.start(program.values, grad=False, read_only=program.effects.read_only)
+            traced.run.receipt.details.update(runner=self._model.runner_name, vllm=installed_version() or "unknown")
+        except Exception as error:  # noqa: BLE001 - a program that cannot be read is that request's error
+            traced.error = error
+
+    def resume(self, request_id: str) -> None:
+        """See a preempted request come back, which its block cannot follow."""
+        traced = self._requests.get(request_id)
+        if traced is not None and traced.run is not None:
+            traced.run.fail(
+                UnsupportedFeatureError(
+                    "the request was preempted because the KV cache was full, and a block cannot follow a preempted "
+                    "request yet; give the engine more cache (gpu_memory_utilization) or run fewer requests at once"
+                )
+            )
+
+    def depart(self, request_id: str) -> None:
+        """See a request end: let the statements after its loops run, and keep its values until they are fetched."""
+        traced = self._requests.pop(request_id, None)
+        if traced is not None:
+            self._finish(traced)
+            self._finished[traced.key] = traced
+
+    def begin(self, spans: Sequence[Span], num_rows: int, num_requests: int) -> None:
+        """Enter the forward of a step."""
+        self._current = []
+        self._num_requests = num_requests
+        scopes: dict[BlockRun, Any] = {}
+        steps: dict[BlockRun, int] = {}
+        for span in spans:
+            traced = self._requests[span.request_id]
+            run = traced.run
+            if run is None or run.finished:
+                continue
+            if span.partial:
+                run.fail(
+                    UnsupportedFeatureError(
+                        "the prompt was split over several steps, so the block would see slices of it; leave "
+                        "enable_chunked_prefill at its default, or raise max_num_batched_tokens"
+                    )
+                )
+                continue
+            self._current.append((span, run))
+            scopes[run] = RowScope(span.start, span.stop, num_rows, alone=num_requests == 1)
+            steps[run] = span.step
+        self._hub.begin_step(scopes, steps)
+
+    def offer(self, name: str, live: torch.Tensor) -> None:
+        """Serve the logits or the sampled ids, one row per request."""
+        total = live.shape[0]
+        scopes = {run: RowScope(span.index, span.index + 1, total) for span, run in self._current}
+        if scopes:
+            self._hub.offer(name, live, scopes)
+
+    def finish(self) -> list[str]:
+        """Leave the step and return the ids of requests whose block is over before its request."""
+        if self._current:
+            self._hub.end_step()
+            self._current = []
+        over = []
+        for request_id, traced in self._requests.items():
+            run = traced.run
+            failed = traced.error is not None or (run is not None and (run.error is not None or run.stopped))
+            if failed and not traced.ended:
+                traced.ended = True
+                over.append(request_id)
+        return over
+
+    # Calls of the client ------------------------------------------------------------------------------------------
+
+    def handshake(self) -> bytes:
+        """Say what runs here, as JSON."""
+        import nnsight_vllm
+
+        return json.dumps(
+            {
+                "nnsight": nnsight_vllm.__version__,
+                "vllm": installed_version(),
+                "rank": self._model.rank,
+                "runner": self._model.runner_name,
+                "missing": missing_seams(),
+                "modules": len(self._tree.paths()),
+            }
+        ).encode()
+
+    def collect(self, data: bytes) -> bytes:
+        """Hand out what requests saved and forget them.
+
+        Args:
+            data: `[[key, result or None], ...]` in msgpack; a result is a message of the wire.
+
+        Returns:
+            One outcome per key in msgpack; nothing on ranks other than the first.
+        """
+        outcomes = []
+        for key, result in msgspec.msgpack.decode(data):
+            traced = self._take(key)
+            outcomes.append(self._outcome(traced, result) if traced is not None else None)
+        return msgspec.msgpack.encode(outcomes) if self._model.rank == 0 else b""
+
+    def discard(self, data: bytes) -> bytes:
+        """Forget requests whose caller is gone, and return how many traced requests are left."""
+        for key in msgspec.msgpack.decode(data):
+            traced = self._take(key)
+            if traced is not None and traced.run is not None:
+                traced.run.close()
+        return str(len(self._requests) + len(self._finished)).encode()
+
+    # --------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _tree(self) -> ModelTree:
+        if self._cached_tree is None:
+            self._cached_tree = build_tree(self._model)
+        return self._cached_tree
+
+    @property
+    def _hub(self) -> Interleaver:
+        if self._interleaver is None:
+            self._interleaver = Interleaver(self._tree)
+        return self._interleaver
+
+    def _device_of(self, text: str) -> torch.device:
+        """Put a client's GPU tensor on this rank's device."""
+        return torch.device("cpu") if text == "cpu" else self._model.device
+
+    def _take(self, key: str) -> _Traced | None:
+        traced = self._finished.pop(key, None)
+        if traced is not None:
+            return traced
+        for request_id, candidate in self._requests.items():
+            if candidate.key == key:
+                del self._requests[request_id]
+                self._finish(candidate)
+                return candidate
+        return None
+
+    def _finish(self, traced: _Traced) -> None:
+        if traced.run is not None:
+            traced.run.end()
+
+    def _outcome(self, traced: _Traced, result_data: bytes | None) -> bytes:
+        run, program = traced.run, traced.program
+        if run is None or program is None:
+            return _failed(traced.error)
+        result = None
+        if result_data is not None:
+            from nnsight._program.messages import TRUSTED
+            from nnsight._wire import decode
+
+            result = decode(result_data, codecs=block_codecs(), limits=TRUSTED)
+            run.give_result(result)
+        run.close()
+        if self._model.rank:
+            return b""
+        run.count_late_edits()
+        error = describe_error(run.error, frozenset({program.source.filename})) if run.error is not None else None
+        parts: dict[str, Any] = {"error": error, "receipt": run.receipt.as_dict()}
+        for part in ("named", "unnamed", "changes"):
+            values = getattr(run, part)
+            try:
+                parts[part] = encode_values(values, result)
+            except NNsightError as refusal:
+                parts[part] = encode_values(_sendable(values, result), result)
+                parts["error"] = error or describe_error(refusal)
+        return msgspec.msgpack.encode(parts)
+
+
+def _sendable(values: dict[str, object], result: object) -> dict[str, object]:
+    """Return those values that can travel."""
+    kept = {}
+    for name, value in values.items():
+        try:
+            encode_values({name: value}, result)
+        except NNsightError:
+            continue
+        kept[name] = value
+    return kept
+
+
+def _failed(error: BaseException | None) -> bytes:
+    empty = encode_values({})
+    described = describe_error(error or RuntimeError("the program could not be read"))
+    return msgspec.msgpack.encode(
+        {"error": described, "receipt": {}, "named": empty, "unnamed": empty, "changes": empty}
+    )

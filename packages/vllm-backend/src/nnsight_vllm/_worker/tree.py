@@ -1,0 +1,22 @@
+"""The tree of envoys in a worker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nnsight._envoy import ModelTree
+from nnsight_vllm.compat.model_access import call_ad_hoc, sharded_sides
+
+if TYPE_CHECKING:
+    from nnsight_vllm.compat.model_access import WorkerModel
+
+VALUES = ("logits", "samples")
+
+
+def build_tree(model: WorkerModel) -> ModelTree:
+    """Build the tree over the model that a worker holds."""
+    root = model.root
+    sharded = sharded_sides(root) if model.tensor_parallel_size > 1 else {}
+    return ModelTree(
+        root, values=VALUES, helpers={"tokenizer": lambda: model.tokenizer}, call=call_ad_hoc, sharded=sharded
+    )

@@ -1,0 +1,1 @@
+"""Every touch of vLLM: nothing outside this package imports it."""

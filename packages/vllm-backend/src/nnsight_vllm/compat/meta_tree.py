@@ -1,0 +1,79 @@
+"""The module tree of a model without its weights, without a device, and without a process group."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+_GROUPS = ("_WORLD", "_TP", "_PP", "_DP", "_EP", "_DCP", "_PCP", "_EPLB")
+
+
+@dataclass(frozen=True)
+class _LoneGroup:
+    """A process group of this process alone, for modules that ask how many ranks there are."""
+
+    world_size: int = 1
+    rank: int = 0
+    rank_in_group: int = 0
+    local_rank: int = 0
+    ranks: tuple[int, ...] = (0,)
+    is_first_rank: bool = True
+    is_last_rank: bool = True
+    first_rank: int = 0
+    last_rank: int = 0
+
+
+def build_meta_tree(repo: str, keywords: Mapping[str, Any]) -> nn.Module:
+    """Build a model's module tree on the meta device, whole, as one rank would hold it.
+
+    Args:
+        repo: Repository id or folder of the checkpoint.
+        keywords: Keywords of the engine.
+
+    Source:
+        vLLM 0.27.1, model_executor/model_loader/utils.py, initialize_model
+    """
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    with _quiet():
+        own = {name: value for name, value in keywords.items() if not name.endswith("parallel_size")}
+        config = EngineArgs(model=repo, **{**own, "enforce_eager": True}).create_engine_config()
+        with _lone_groups(), set_default_torch_dtype(config.model_config.dtype), torch.device("meta"):
+            module: nn.Module = initialize_model(config)
+    return module.eval()
+
+
+@contextlib.contextmanager
+def _lone_groups() -> Iterator[None]:
+    """Stand in for vLLM's process groups while modules are built, and leave none behind."""
+    from vllm.distributed import parallel_state
+
+    before = {name: getattr(parallel_state, name) for name in _GROUPS if hasattr(parallel_state, name)}
+    for name in before:
+        if before[name] is None:
+            setattr(parallel_state, name, _LoneGroup())
+    try:
+        yield
+    finally:
+        for name, group in before.items():
+            setattr(parallel_state, name, group)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the log lines of an engine that is not being built from the user."""
+    logger = logging.getLogger("vllm")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

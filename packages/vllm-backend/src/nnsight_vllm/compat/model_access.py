@@ -1,0 +1,111 @@
+"""The model in a worker: its modules, how to call them ad hoc, and which of their values are whole on each rank."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class WorkerModel:
+    """What a session asks about the model that its runner holds."""
+
+    def __init__(self, runner: Any, vllm_config: Any, rank: int) -> None:
+        """Look at a runner; its model is loaded later."""
+        self._runner = runner
+        self._config = vllm_config
+        self.rank = rank
+
+    @property
+    def root(self) -> nn.Module:
+        """The model."""
+        model = self._runner.get_model()
+        assert isinstance(model, nn.Module)
+        return model
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this rank."""
+        device: torch.device = self._runner.device
+        return device
+
+    @property
+    def runner_name(self) -> str:
+        """Name of the runner's class, ours left out."""
+        return next(kind.__name__ for kind in type(self._runner).__mro__ if "nnsight" not in kind.__module__)
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        """How many ranks share each layer."""
+        return int(self._config.parallel_config.tensor_parallel_size)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return load_tokenizer(self._config.model_config)
+
+
+def load_tokenizer(model_config: Any) -> Any:
+    """Load the tokenizer that an engine with this configuration uses."""
+    from vllm.tokenizers import cached_tokenizer_from_config
+
+    return cached_tokenizer_from_config(model_config)
+
+
+def call_ad_hoc(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a module on values of a block's own, which vLLM's in-place kernels must not change.
+
+    `lm_head`, whose forward vLLM never calls, gives the logits of hidden states; a linear layer gives its output
+    without the bias that vLLM returns beside it.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    own = [arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args]
+    named = {name: arg.clone() if isinstance(arg, torch.Tensor) else arg for name, arg in kwargs.items()}
+    with torch.no_grad():
+        if isinstance(module, ParallelLMHead):
+            return _logits(module, *own, **named)
+        return module(*own, **named)
+
+
+def _logits(head: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """Compute logits of hidden states, [..., hidden] to [..., vocabulary], as `LogitsProcessor` does before scaling.
+
+    Source:
+        vLLM 0.27.1, model_executor/layers/logits_processor.py, LogitsProcessor._get_logits
+    """
+    from vllm.distributed import tensor_model_parallel_all_gather
+
+    logits: torch.Tensor = head.quant_method.apply(head, hidden.to(head.weight.dtype), bias=head.bias)
+    logits = tensor_model_parallel_all_gather(logits)
+    return logits[..., : head.org_vocab_size]
+
+
+def sharded_sides(root: nn.Module) -> dict[str, frozenset[str]]:
+    """Return which sides of which modules hold only a rank's share, when ranks share each layer.
+
+    A parent that splits its work (a column-parallel child, a row-parallel one) holds shares between the two: its
+    children's inputs and outputs are shares, but for the input of the first and the output of the last.
+    """
+    from vllm.model_executor.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
+
+    sharded: dict[str, frozenset[str]] = {}
+    both = frozenset({"input", "inputs", "output"})
+    for path, parent in root.named_modules(remove_duplicate=False):
+        children = list(parent.named_children())
+        if not any(isinstance(child, ColumnParallelLinear) for _, child in children):
+            continue
+        for name, child in children:
+            sides = both
+            if isinstance(child, ReplicatedLinear):
+                continue
+            if isinstance(child, ColumnParallelLinear):
+                sides = frozenset({"output"})
+            elif isinstance(child, RowParallelLinear):
+                sides = frozenset({"input", "inputs"}) if child.reduce_results else both
+            full = f"{path}.{name}" if path else name
+            for below, _ in child.named_modules(prefix=full):
+                sharded[below] = sides if below == full else both
+    return sharded

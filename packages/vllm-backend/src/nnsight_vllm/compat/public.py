@@ -1,0 +1,113 @@
+"""The documented parts of vLLM that the client uses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+
+@lru_cache(maxsize=1)
+def sampling_names() -> frozenset[str]:
+    """Return the names of vLLM's sampling parameters."""
+    import msgspec
+    from vllm import SamplingParams
+
+    return frozenset(field.name for field in msgspec.structs.fields(SamplingParams) if not field.name.startswith("_"))
+
+
+def make_sampling_params(keywords: Mapping[str, Any]) -> Any:
+    """Make sampling parameters, checked by vLLM."""
+    from vllm import SamplingParams
+
+    return SamplingParams(**keywords)
+
+
+def mark_traced(params: Any, prompt: dict[str, Any], *, salt: str | None) -> None:
+    """Keep a traced request off cached keys and values, and its own away from others where it may edit.
+
+    Args:
+        params: The request's sampling parameters.
+        prompt: The request's prompt.
+        salt: Separates what the request writes to the prefix cache from everything else; None for a program that
+            changes nothing.
+    """
+    params.skip_reading_prefix_cache = True
+    if salt is not None and "cache_salt" not in prompt:
+        prompt["cache_salt"] = salt
+
+
+def build_llm(repo: str, keywords: Mapping[str, Any]) -> Any:
+    """Build vLLM's synchronous engine."""
+    from vllm import LLM
+
+    return LLM(model=repo, **keywords)
+
+
+def generate(llm: Any, prompts: Sequence[Any], params: Sequence[Any], **keywords: Any) -> list[Any]:
+    """Run requests to their ends and return their outputs in order."""
+    outputs: list[Any] = llm.generate(list(prompts), list(params), use_tqdm=False, **keywords)
+    return outputs
+
+
+def engine_dead_errors() -> tuple[type[BaseException], ...]:
+    """Return what vLLM raises when an engine's process has died."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    return (EngineDeadError,)
+
+
+def call_workers(llm: Any, method: str, data: bytes | None = None) -> list[bytes]:
+    """Call a method of our session in every worker."""
+    replies: list[bytes] = llm.collective_rpc(method, args=() if data is None else (data,))
+    return replies
+
+
+def shut_down(llm: Any) -> None:
+    """End the processes of an engine.
+
+    Source:
+        vLLM 0.27.1, v1/engine/llm_engine.py and core_client.py, MPClient.shutdown
+    """
+    engine = llm.llm_engine
+    core = getattr(engine, "engine_core", None)
+    if core is not None:
+        core.shutdown()
+
+
+def spawns() -> bool:
+    """Tell whether vLLM starts its processes by spawning, which runs the main module again in each.
+
+    Source:
+        vLLM 0.27.1, utils/system_utils.py, _maybe_force_spawn; platforms/cpu.py
+    """
+    import os
+
+    import torch
+    from vllm.platforms import current_platform
+
+    method = os.environ.get("VLLM_WORKER_MULTIPROC_METHOD")
+    return method == "spawn" or current_platform.is_cpu() or (method != "fork" and torch.cuda.is_initialized())
+
+
+def max_model_len(llm: Any) -> int:
+    """Return the longest sequence that an engine takes, in tokens."""
+    return int(llm.llm_engine.model_config.max_model_len)
+
+
+def step_budget(llm: Any) -> tuple[int, bool]:
+    """Return how many tokens an engine computes in one step at most, and whether it may split prompts."""
+    scheduler = llm.llm_engine.vllm_config.scheduler_config
+    return int(scheduler.max_num_batched_tokens), bool(scheduler.enable_chunked_prefill)
+
+
+def tokenizer_of(llm: Any) -> Any:
+    """Return the tokenizer of an engine."""
+    return llm.get_tokenizer()
+
+
+def tokenizer_for(repo: str, keywords: Mapping[str, Any]) -> Any:
+    """Load the tokenizer of a checkpoint without an engine."""
+    from vllm.tokenizers import get_tokenizer
+
+    return get_tokenizer(keywords.get("tokenizer") or repo, trust_remote_code=keywords.get("trust_remote_code", False))

@@ -1,0 +1,36 @@
+"""What travels with a request: the program in `SamplingParams.extra_args`, and the tokens that end it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nnsight_vllm.compat.seams import Arrival
+from nnsight_vllm.compat.switch import KEY
+
+
+def attach_program(params: Any, key: str, program: bytes) -> None:
+    """Put a program on sampling parameters, beside whatever the caller put there."""
+    params.extra_args = {**(params.extra_args or {}), KEY: {"key": key, "program": program}}
+
+
+def arrival_of(request: Any) -> Arrival | None:
+    """Return what a request brings for us, or None for an untraced one."""
+    params = request.sampling_params
+    extra = params.extra_args if params is not None else None
+    ours = extra.get(KEY) if extra else None
+    if not isinstance(ours, dict):
+        return None
+    return Arrival(request.req_id, ours["program"], ours["key"], len(request.prompt_token_ids))
+
+
+def stop_tokens_of(request: Any) -> frozenset[int]:
+    """Return the token ids that end a request when it samples them; empty where it never looks.
+
+    Source:
+        vLLM 0.27.1, v1/core/sched/utils.py, check_stop; sampling_params.py, SamplingParams.all_stop_token_ids
+    """
+    params = request.sampling_params
+    tokens = set(params.stop_token_ids or ())
+    if not params.ignore_eos:
+        tokens |= set(params.all_stop_token_ids)
+    return frozenset(tokens)

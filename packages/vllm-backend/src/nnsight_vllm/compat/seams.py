@@ -1,0 +1,81 @@
+"""The events of an engine in our words, and who listens to them.
+
+Each model runner of vLLM is adapted to these by a module of its own (`runner_v1`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A traced request that the runner meets for the first time.
+
+    Attributes:
+        request_id: vLLM's own id.
+        program: The program as it travelled.
+        key: The client's id of the request.
+        num_prompt_tokens: Length of the prompt.
+    """
+
+    request_id: str
+    program: bytes
+    key: str
+    num_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The rows of one traced request in a step.
+
+    Attributes:
+        request_id: vLLM's own id.
+        index: Position of the request in the batch, which is its row of the logits.
+        start: Its first row.
+        stop: One past its last row.
+        step: Which step of the request this is, by absolute position; the prompt is step 0.
+        partial: Whether the step computes only a part of the prompt.
+    """
+
+    request_id: str
+    index: int
+    start: int
+    stop: int
+    step: int
+    partial: bool
+
+
+class StepListener(Protocol):
+    """What a worker does at each event of a step."""
+
+    @property
+    def active(self) -> bool:
+        """Whether any traced request lives in this worker."""
+
+    def arrive(self, arrival: Arrival) -> None:
+        """Meet a traced request."""
+
+    def resume(self, request_id: str) -> None:
+        """See a preempted request come back."""
+
+    def depart(self, request_id: str) -> None:
+        """See a request end."""
+
+    def knows(self, request_id: str) -> bool:
+        """Tell whether a request is traced."""
+
+    def begin(self, spans: Sequence[Span], num_rows: int, num_requests: int) -> None:
+        """Enter the forward of a step; `num_rows` counts padding."""
+
+    def offer(self, name: str, live: torch.Tensor) -> None:
+        """Serve `logits` [requests, vocabulary] or `samples` [requests], which change in place."""
+
+    def finish(self) -> list[str]:
+        """Leave the step and return the ids of requests that must end now."""
+
+

@@ -1,0 +1,53 @@
+"""Our part of a vLLM worker: set up when its device is, reachable by collective calls."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from nnsight_vllm.compat.runner_v1 import adapt_runner
+from nnsight_vllm.compat.switch import options_of
+
+if TYPE_CHECKING:
+    from nnsight_vllm._worker.session import WorkerSession
+
+
+def wrap_init_device(init_device: Any) -> Any:
+    """Wrap `WorkerWrapperBase.init_device` to set up our session in engines that are ours."""
+
+    @functools.wraps(init_device)
+    def traced_init_device(self: Any) -> Any:
+        result = init_device(self)
+        options = options_of(self.vllm_config)
+        if options is not None:
+            install_session(self.worker, self.vllm_config)
+        return result
+
+    return traced_init_device
+
+
+def install_session(worker: Any, vllm_config: Any) -> WorkerSession:
+    """Give a worker its session, and make its runner report to it.
+
+    Raises:
+        EngineError: The runner is none that we know.
+    """
+    from nnsight.errors import EngineError
+    from nnsight_vllm._worker.session import WorkerSession
+    from nnsight_vllm.compat.model_access import WorkerModel
+
+    runner = worker.model_runner
+    missing = [name for name in ("_update_states", "_model_forward", "_sample", "sample_tokens", "execute_model")
+               if not callable(getattr(runner, name, None))]
+    if missing:
+        raise EngineError(
+            f"the model runner {type(runner).__module__}.{type(runner).__qualname__} lacks {', '.join(missing)}: "
+            "this version of nnsight-vllm works with vLLM's V1 runner (v1/worker/gpu_model_runner.py); "
+            "unset VLLM_USE_V2_MODEL_RUNNER"
+        )
+    session = WorkerSession(WorkerModel(runner, vllm_config, worker.rank))
+    adapt_runner(runner, session)
+    worker.nnsight_handshake = session.handshake
+    worker.nnsight_collect = session.collect
+    worker.nnsight_discard = session.discard
+    return session

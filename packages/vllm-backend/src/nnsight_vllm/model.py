@@ -1,0 +1,180 @@
+"""A language model inside a vLLM engine."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from nnsight._envoy import ModelTree
+from nnsight._trace import Outcome, Request, TracedModel
+from nnsight.errors import EngineError, InvalidRequestError, UnsupportedFeatureError
+from nnsight.plugins import find_engine, load_object
+from nnsight_vllm._client.prepared import PreparedRequest
+from nnsight_vllm._client.prompts import token_prompt
+from nnsight_vllm._client.sampling import split_keywords
+from nnsight_vllm._client.settings import Setting, engine_settings
+from nnsight_vllm.compat.versions import refuse_unsupported
+
+refuse_unsupported()
+
+_MODES = ("sync", "async")
+VALUES = ("logits", "samples")
+
+
+class VLLM(TracedModel):
+    """A model served by vLLM, whose values can be read and changed while it generates.
+
+    ```python
+    model = VLLM("Qwen/Qwen3-8B", dispatch=True)
+    with model.trace("The capital of France is", temperature=0.0, max_tokens=1):
+        logits = model.logits.save()
+    ```
+
+    Without `dispatch` only the module tree is built, on the meta device and without a GPU; the first trace starts the
+    engine. Inside a block, `model.logits` [1, vocabulary] is what the sampler is given, `model.samples` [1] the token
+    id that it chose, and both can be edited.
+    """
+
+    backend_name = "vllm"
+
+    def __init__(
+        self,
+        repo: str,
+        *,
+        dispatch: bool = False,
+        mode: str = "sync",
+        taps: Sequence[str] | None = None,
+        **engine_keywords: Any,
+    ) -> None:
+        """Build the module tree, and start the engine if asked to.
+
+        Args:
+            repo: Repository id or folder of a checkpoint.
+            dispatch: Start the engine now rather than at the first trace.
+            mode: `"sync"` for `vllm.LLM`.
+            taps: Locations that are served under CUDA graphs.
+            **engine_keywords: Everything else goes to vLLM's engine as it is.
+
+        Raises:
+            InvalidRequestError: `mode` is unknown, or a keyword contradicts what the engine needs.
+            BackendNotFoundError: The engine that the arguments ask for is not installed.
+            UnsupportedFeatureError: A keyword asks for something that is refused by name.
+        """
+        from nnsight_vllm.compat.meta_tree import build_meta_tree
+
+        if mode not in _MODES:
+            raise InvalidRequestError(f"mode={mode!r} is unknown; it is one of {', '.join(map(repr, _MODES))}")
+        remote = engine_keywords.pop("remote", None) or engine_keywords.pop("serve", None)
+        if remote is not None:
+            raise UnsupportedFeatureError(f"a model behind a server ({remote!r}) is not supported by this release")
+        name = "tapped" if taps is not None else "async" if mode == "async" else "eager"
+        self._engine_spec = find_engine("vllm", name)
+        self._repo = repo
+        self._keywords, self._settings = engine_settings(engine_keywords)
+        self._engine: Any = None
+        self._finalizer: Any = None
+        self._meta_tokenizer: Any = None
+        root = build_meta_tree(repo, self._keywords)
+        self._tree = ModelTree(root, values=VALUES)
+        if dispatch:
+            self.dispatch()
+
+    def dispatch(self) -> None:
+        """Start the engine, if it does not run yet; the envoys stay the same.
+
+        Raises:
+            MissingMainGuardError: The running script would start its engine again in every spawned process.
+            EngineError: The engine came up without its instrumentation.
+        """
+        if self._engine is None:
+            self._engine = load_object(self._engine_spec.factory)(self._repo, self._keywords)
+            self._finalizer = weakref.finalize(self, self._engine.shutdown)
+
+    def shutdown(self) -> None:
+        """End the engine's processes and free its memory; the tree stays, and a later trace starts a new engine."""
+        if self._engine is not None:
+            self._finalizer()
+            self._engine = None
+
+    def __enter__(self) -> VLLM:
+        """Start the engine for the length of a `with` block."""
+        self.dispatch()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Shut the engine down."""
+        self.shutdown()
+
+    @property
+    def dispatched(self) -> bool:
+        """Whether the engine runs."""
+        return self._engine is not None
+
+    @property
+    def vllm_entrypoint(self) -> Any:
+        """vLLM's own engine object, or None before the engine runs."""
+        return self._engine.llm if self._engine is not None else None
+
+    @property
+    def settings(self) -> tuple[Setting, ...]:
+        """What nnsight sets for the engine, and why."""
+        return self._settings
+
+    @property
+    def taps(self) -> list[str]:
+        """The locations served under CUDA graphs; an eager engine serves every location and has none."""
+        return []
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer; needs no engine."""
+        if self._engine is not None:
+            return self._engine.tokenizer
+        if self._meta_tokenizer is None:
+            from nnsight_vllm.compat.public import tokenizer_for
+
+            self._meta_tokenizer = tokenizer_for(self._repo, self._keywords)
+        return self._meta_tokenizer
+
+    def generate(self, prompts: Any, **keywords: Any) -> Any:
+        """Generate without a block.
+
+        Args:
+            prompts: One prompt in any of its forms, or a list of them.
+            **keywords: Sampling keywords.
+
+        Returns:
+            vLLM's output, or a list of them for a list of prompts.
+
+        Raises:
+            InvalidRequestError: A prompt or value cannot be run.
+        """
+        self.dispatch()
+        several = isinstance(prompts, list) and bool(prompts) and not isinstance(prompts[0], int)
+        params, request_keywords = split_keywords(keywords)
+        converted = [self._prompt(prompt) for prompt in (prompts if several else [prompts])]
+        joined = {name: [value] * len(converted) for name, value in request_keywords.items() if value is not None}
+        outputs = self._engine.generate(converted, [params] * len(converted), **joined)
+        return outputs if several else outputs[0]
+
+    def _prompt(self, prompt: Any) -> dict[str, Any]:
+        return token_prompt(prompt, self._engine.tokenizer, self._engine.max_model_len)
+
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PreparedRequest:
+        if len(args) != 1:
+            raise InvalidRequestError(f"{len(args)} prompts were given, and an invoke takes one")
+        params, keywords = split_keywords(kwargs)
+        self.dispatch()
+        prompt = self._prompt(args[0])
+        self._engine.check(len(prompt["prompt_token_ids"]))
+        return PreparedRequest(prompt, params, keywords)
+
+    def _execute(self, requests: Sequence[Request]) -> list[Outcome]:
+        if self._engine is None:
+            raise EngineError("the engine was shut down while a trace was open")
+        outcomes: list[Outcome] = self._engine.execute(requests)
+        return outcomes

@@ -1,0 +1,45 @@
+"""The vLLM backend as a plugin of nnsight. Imports no vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nnsight.events import EngineSpec, PatchRecord, PrefillPolicy, PromptFacts
+from nnsight.hookspecs import hookimpl
+
+
+@hookimpl
+def register_backends(register: Callable[[str, str], None]) -> None:
+    """Register `VLLM` under the name `vllm`."""
+    register("vllm", "nnsight_vllm.model:VLLM")
+
+
+@hookimpl
+def register_engines(register: Callable[[EngineSpec], None]) -> None:
+    """Register the eager engine."""
+    capabilities = frozenset({"read", "edit", "steps", "every-location"})
+    register(EngineSpec("vllm", "eager", "nnsight_vllm._client.eager:EagerEngine", capabilities))
+
+
+@hookimpl
+def register_patches(register: Callable[[PatchRecord], None]) -> None:
+    """Register a record of each place where vLLM is changed."""
+    from nnsight_vllm.compat.records import PATCHES
+
+    for record in PATCHES:
+        register(record)
+
+
+@hookimpl(trylast=True)
+def resolve_prefill_policy(facts: PromptFacts) -> PrefillPolicy:
+    """Keep every traced prompt whole; refuse one that a splitting engine cannot compute in one step."""
+    if not facts.splits_prompts:
+        return PrefillPolicy("whole", "the engine computes every prompt in one step")
+    if facts.num_prompt_tokens > facts.step_budget:
+        return PrefillPolicy(
+            "refused",
+            f"the prompt has {facts.num_prompt_tokens} tokens and the engine computes at most {facts.step_budget} in "
+            "a step, so the block would see slices of it; raise max_num_batched_tokens, or leave "
+            "enable_chunked_prefill at its default",
+        )
+    return PrefillPolicy("whole", "the prompt fits one step; if the engine splits it all the same, the request fails")
