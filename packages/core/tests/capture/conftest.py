@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import nnsight._capture
 import pytest
+
+import nnsight._capture
 
 if TYPE_CHECKING:
     from collections.abc import Callable

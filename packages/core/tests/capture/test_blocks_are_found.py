@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import linecache
+import sys
 import threading
 from typing import Any
 
 import pytest
 from capture_support import Capture, Module, Run
+
 from nnsight._capture import parse_block
+from nnsight.errors import CaptureError
 
 ran: list[Any] = []
 
@@ -184,19 +188,6 @@ def test_targets_may_be_attributes_subscripts_and_tuples() -> None:
     with Capture() as table["block"]:
         ran.append(2)
 
-    class Pair(Capture):
-        def __enter__(self) -> Any:
-            super_enter = Capture.__enter__
-            del super_enter
-            self.block = Capture.block if False else None  # type: ignore[assignment]
-            return (1, (2, 3))
-
-        def __exit__(self, *exc: object) -> None:
-            return None
-
-    with Pair() as (first, (second, table["third"])):
-        pass
-    assert (first, second, table["third"]) == (1, 2, 3)
     assert holder.block.body == "ran.append(1)"
     assert table["block"].body == "ran.append(2)"
     assert holder.block.block.target is None
@@ -216,12 +207,9 @@ def test_the_target_may_be_a_tuple() -> None:
         def __iter__(self) -> Any:
             return iter((self, 5))
 
-    class Both(Several):
-        pass
-
     for _ in range(3):
         # fmt: off
-        with Both() as (block, five): block.ran = five
+        with Several() as (block, five): block.ran = five
         # fmt: on
         assert (block.skipped, five) == (True, 5)
         assert block.block.target is None
@@ -316,6 +304,70 @@ def test_handlers_inside_a_body_do_not_run() -> None:
     with Capture() as three, passing(): ran.append(5)
     # fmt: on
     assert [each.skipped for each in (one, two, three)] == [True] * 3
+
+
+def test_a_body_that_starts_with_try_statements_is_left_without_running_their_handlers() -> None:
+    def refuse() -> Any:
+        ran.append("refuse")
+        return ValueError
+
+    block = Capture()
+    for _ in range(3):
+        with block:
+            try:
+                ran.append(1)
+            finally:
+                ran.append(2)
+        with Capture() as named:
+            try:
+                try:
+                    ran.append(3)
+                except refuse():
+                    ran.append(4)
+            except:  # noqa: E722
+                ran.append(5)
+            else:
+                ran.append(6)
+        with Capture() as groups:
+            try:
+                ran.append(7)
+            except* ValueError:
+                ran.append(8)
+        assert (block.skipped, named.skipped, groups.skipped) == (True, True, True)
+        assert (named.block.target, groups.block.target) == ("named", "groups")
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="later versions can raise more than once")
+def test_python_3_11_refuses_a_try_statement_after_a_target_that_is_no_name() -> None:
+    table: dict[str, Any] = {}
+    with pytest.raises(CaptureError, match="starts with `try`"):
+        with Capture() as table["block"]:
+            try:
+                ran.append(1)
+            finally:
+                ran.append(2)
+
+
+def test_nothing_is_being_handled_after_a_block() -> None:
+    with Capture():
+        ran.append(1)
+    assert sys.exc_info() == (None, None, None)
+    with Capture():
+        try:
+            ran.append(1)
+        except BaseException:
+            raise
+    assert sys.exc_info() == (None, None, None)
+    error = ValueError()
+    try:
+        raise error
+    except ValueError:
+        with Capture():
+            try:
+                ran.append(1)
+            finally:
+                ran.append(2)
+        assert sys.exc_info()[1] is error
 
 
 def test_a_block_in_each_part_of_a_try_statement_is_captured() -> None:
@@ -514,8 +566,6 @@ def test_a_very_long_function_may_hold_a_block() -> None:
     lines += ["    with Capture() as block:", "        name_399 = name_398 + unknown_function(name_397)"]
     lines += ["    return block, name_399", ""]
     text = "\n".join(lines)
-    import linecache
-
     linecache.cache["<long function>"] = (len(text), None, text.splitlines(True), "<long function>")
     namespace: dict[str, Any] = {}
     exec(compile(text, "<long function>", "exec"), namespace)

@@ -183,8 +183,11 @@ def test_the_limits_on_size_and_steps_hold() -> None:
         read(data, Limits(max_bytes=100))
     with pytest.raises(WireError, match="the limit is 500"):
         read(data, Limits(max_nodes=500))
-    with pytest.raises(WireError, match="more than 30 steps"):
-        read(message(["list", [["list", [0] * 10]] * 3]), Limits(max_nodes=30, max_bytes=10**6, max_depth=9))
+    again: list[Any] = [["tuple", [*[["ref", index] for index in range(1, 40)], ["list", [0] * 1000]]]]
+    again += [["list", [["ref", 0]]] for _ in range(1, 40)]
+    assert read(message(["ref", 0], again), Limits())
+    with pytest.raises(WireError, match="more than 3000 steps"):
+        read(message(["ref", 0], again), Limits(max_nodes=3000))
 
 
 def test_references_do_not_multiply_what_is_made() -> None:

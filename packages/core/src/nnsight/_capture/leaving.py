@@ -19,12 +19,14 @@ class Exit(NamedTuple):
     Attributes:
         points: Where to raise. There are several if the body starts with a `try` statement: its handlers have to be
             left again as soon as they are entered. Empty if the body has no instructions.
+        repeated: Whether it has to be raised at all of them, because the body starts with a `try` statement.
         early: For a body that starts with a `try` statement, where to raise if that can be done only once: at the
             instruction that binds the `as` target, None if there is more than one.
         early_name: The variable that this instruction would have bound, None if it binds none.
     """
 
     points: frozenset[int]
+    repeated: bool = False
     early: int | None = None
     early_name: str | None = None
 
@@ -67,9 +69,9 @@ def find_exit(code: CodeType, listing: Sequence[Instruction], index: int, target
         return Exit(frozenset())
     points = _offsets(first) | _points_in_handlers(table, listing, first, handler, place)
     if not simple:
-        return Exit(points)
+        return Exit(points, True)
     name = _stored_name(code, binding) if target is not None else None
-    return Exit(points, binding.offset, name)
+    return Exit(points, True, binding.offset, name)
 
 
 def _span(target: ast.expr | None) -> Span:

@@ -36,6 +36,7 @@ class Outline(NamedTuple):
     blocks: tuple[Located, ...]
     functions: tuple[Located, ...]
     asserts: tuple[ast.Assert, ...]
+    imports: tuple[ast.Import | ast.ImportFrom, ...]
 
 
 def first_line(node: Scope) -> int:
@@ -64,16 +65,19 @@ def _outline(roots: Iterable[ast.stmt | ast.expr], class_name: str) -> Outline:
     blocks: list[Located] = []
     functions: list[Located] = []
     asserts: list[ast.Assert] = []
+    imports: list[ast.Import | ast.ImportFrom] = []
     for top in roots:
         pending: list[tuple[ast.AST, Scope | None, str]] = [(top, None, class_name)]
         while pending:
             node, scope, owner = pending.pop()
             if isinstance(node, ast.Assert):
                 asserts.append(node)
+            elif isinstance(node, ast.Import | ast.ImportFrom) and scope is None:
+                imports.append(node)
             elif isinstance(node, ast.With | ast.AsyncWith):
                 blocks.append(Located(node, scope, owner, top))
             elif isinstance(node, Scope):
                 functions.append(Located(node, scope, owner, top))
                 scope, owner = node, node.name if isinstance(node, ast.ClassDef) else owner
             pending += [(child, scope, owner) for child in reversed(list(ast.iter_child_nodes(node)))]
-    return Outline(tuple(blocks), tuple(functions), tuple(asserts))
+    return Outline(tuple(blocks), tuple(functions), tuple(asserts), tuple(imports))

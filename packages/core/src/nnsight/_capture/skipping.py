@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
+import threading
+from collections import deque
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from nnsight._capture.codes import PerCode
@@ -126,6 +129,7 @@ class _Monitoring:
         # By the identity of the frame, which the entry keeps alive.
         self._armed: dict[int, tuple[FrameType, frozenset[int], _SkipSignal]] = {}
         self._watched: PerCode[set[int]] = PerCode()
+        self._lock = threading.Lock()
         events = _MONITORING.events
         _MONITORING.register_callback(tool, events.INSTRUCTION, self._on_instruction)
         _MONITORING.register_callback(tool, events.PY_START, _answer_probe)
@@ -134,14 +138,16 @@ class _Monitoring:
     def start(self, frame: FrameType, way_out: Exit, signal: _SkipSignal) -> bool:
         """Watch a frame until it comes to its body, and say whether events are reported at all."""
         code = frame.f_code
-        watched = self._watched.get(code)
-        if watched is None:
-            watched = self._watched.set(code, set())
-        if not way_out.points <= watched:
-            watched.update(way_out.points)
-            # Turning the events off and on brings back those that were turned off one by one.
-            _MONITORING.set_local_events(self._tool, code, 0)
-            _MONITORING.set_local_events(self._tool, code, _MONITORING.events.INSTRUCTION)
+        with self._lock:
+            watched = self._watched.get(code)
+            if watched is None:
+                watched = self._watched.set(code, set())
+            if not way_out.points <= watched:
+                watched.update(way_out.points)
+                # Turning the events off and on brings back those that were turned off one by one. Both happen in one
+                # call from Python, so that no other thread runs this code without events in between.
+                events = (0, _MONITORING.events.INSTRUCTION)
+                deque(map(_MONITORING.set_local_events, repeat(self._tool), repeat(code), events), maxlen=0)
         self._armed[id(frame)] = (frame, way_out.points, signal)
         try:
             _probe()
@@ -184,8 +190,13 @@ class _Tracing:
             CaptureError: The body starts with a `try` statement, which can only be skipped after a plain name.
         """
         points, name = way_out.points, None
-        if way_out.early is not None:
+        if way_out.repeated:
             # An exception from a tracing function ends all tracing, so the handlers of the `try` could not be left.
+            if way_out.early is None:
+                raise CaptureError(
+                    f"the block at {frame.f_code.co_filename}:{frame.f_lineno} starts with `try`, which Python before "
+                    "3.12 can only skip after a plain name; write `as name` and assign the name in the block"
+                )
             points, name = frozenset({way_out.early}), way_out.early_name
         returned = _returned_to(frame) if name is not None else None
         self._previous = sys.gettrace()
@@ -275,7 +286,7 @@ def _begin() -> None:
     sys.settrace(None)
 
 
-def _end(previous: Any) -> None:  # noqa: ANN401 - any callable is a tracing function
+def _end(previous: Any) -> None:
     """Let a tracing function see the end of a call, but not its beginning."""
     sys.settrace(previous)
     _call()

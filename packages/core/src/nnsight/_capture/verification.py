@@ -1,7 +1,6 @@
 """Telling whether a source text is what a running code object was compiled from."""
 
 from __future__ import annotations
-
 import __future__
 
 import ast
@@ -42,9 +41,11 @@ def compiles_to(code: CodeType, located: Located, found: Outline, whole: bool) -
     ignored = [Span.of(each) for each in found.asserts if not Span.of(located.node).inside(Span.of(each))]
     flags = code.co_flags & FUTURE_FLAGS | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     # Prompts compile every statement by itself, and so that the values of its expressions are printed.
+    # A call through a name that the module imports is compiled differently from one through another global.
+    imports = [each for each in found.imports if getattr(each, "module", None) != "__future__"]
     trees: list[tuple[ast.Module | ast.Interactive, str]] = [
-        (ast.Module([located.top], []), "exec"),
-        (ast.Interactive([located.top]), "single"),
+        (ast.Module([*imports, located.top], []), "exec"),
+        (ast.Interactive([*imports, located.top]), "single"),
     ]
     for tree, mode in trees:
         try:

@@ -8,6 +8,7 @@ class calls `self.forward` by itself, as classes compiled by vLLM do.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from threading import get_ident
 from typing import Any, Protocol
 
 from torch import nn
@@ -71,6 +72,8 @@ class Site:
 
     def forward(self, *args: Any, **kwargs: Any) -> object:
         """Stand in for the module's `forward`."""
+        if get_ident() != self._hub.thread:
+            return self._original(*args, **kwargs)
         return self.around(self._original, args, kwargs)
 
     def around(self, original: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
@@ -102,6 +105,7 @@ class Interleaver:
         """
         self._tree = tree
         self._after_turn = after_turn
+        self.thread = get_ident()
         self._sites: dict[int, Site] = {}
         self._values: dict[str, list[BlockRun]] = {}
         self._scopes: dict[BlockRun, Scope] = {}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -55,6 +57,8 @@ class NNsight(TracedModel):
         if not isinstance(module, nn.Module):
             raise TypeError(f"NNsight takes a torch.nn.Module, not a {type(module).__name__}")
         self._module = module
+        # Blocks replace the forward of modules on the instance, so one trace runs at a time.
+        self._lock = threading.RLock()
         self._tree = ModelTree(module)
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
@@ -65,10 +69,19 @@ class NNsight(TracedModel):
         return _Call(method, args, kwargs)
 
     def _has_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        return bool(args) or bool(kwargs.keys() - {"method"})
+        given = {name: value for name, value in kwargs.items() if name != "method"}
+        if not args and not given:
+            return False
+        try:
+            signature(getattr(self._module, kwargs.get("method", "forward"))).bind(*args, **given)
+        except TypeError:
+            # Keywords alone that make no call are those of every invoke.
+            return bool(args)
+        return True
 
     def _execute(self, requests: Sequence[Request]) -> list[Outcome]:
-        return [self._run_one(request) for request in requests]
+        with self._lock:
+            return [self._run_one(request) for request in requests]
 
     def _run_one(self, request: Request) -> Outcome:
         values = {name: localize(value) for name, value in request.program.values.items()}

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
+
+# vLLM's own default kills workers that are still releasing their shared memory.
+_SHUTDOWN_S: Final = 30.0
 
 
 @lru_cache(maxsize=1)
@@ -72,7 +75,7 @@ def shut_down(llm: Any) -> None:
     engine = llm.llm_engine
     core = getattr(engine, "engine_core", None)
     if core is not None:
-        core.shutdown()
+        core.shutdown(timeout=_SHUTDOWN_S)
 
 
 def spawns() -> bool:

@@ -213,13 +213,8 @@ class ObjectCodec:
             raise WireError("the message has an object of what is no class")
         base = content_base(kind)
         members = slot_members(kind)
-        fits = (base is object) is not bool(contents)
-        if (
-            kind is base
-            or issubclass(kind, enum.Enum)
-            or not fits
-            or not holds_only_python_state(kind, base, len(members))
-        ):
+        fits = kind is not base and not issubclass(kind, enum.Enum) and (base is object) is not bool(contents)
+        if not fits or not holds_only_python_state(kind, base, len(members)):
             raise WireError(f"the message has an object of {describe_type(kind)} with a state that is not the class's")
         result = empty_object(kind, base, contents, decoder)
         decoder.remember(result)
