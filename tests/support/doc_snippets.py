@@ -57,7 +57,8 @@ def snippets_of(page: Path, root: Path) -> list[Snippet]:
     lines = page.read_text(encoding="utf-8").splitlines()
     fences = _fences(lines)
     found = []
-    for fence, below in zip(fences, [*fences[1:], None], strict=True):
+    for position, fence in enumerate(fences):
+        below = fences[position + 1] if position + 1 < len(fences) else None
         if fence.info.split()[:1] != ["python"]:
             continue
         above = next((line for line in reversed(lines[: fence.start]) if line.strip()), "")

@@ -1,4 +1,6 @@
-"""Every hook of the core. The first verb of a hook's name is its calling rule:
+"""Every hook of the core.
+
+The first verb of a hook's name is its calling rule.
 
 `register_*` collects from every plugin, `resolve_*` stops at the first answer that is not None, `check_*` raises to
 refuse, `before_*` and `after_*` observe a frozen event. No hook is called on the path of a forward.

@@ -6,13 +6,15 @@ import importlib
 import os
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
 from nnsight import hookspecs
 from nnsight.errors import BackendNotFoundError, PluginLoadError
-from nnsight.events import EngineSpec, PatchRecord
+
+if TYPE_CHECKING:
+    from nnsight.events import EngineSpec, PatchRecord
 
 GROUP = "nnsight"
 

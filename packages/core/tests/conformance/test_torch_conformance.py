@@ -10,8 +10,7 @@ import torch
 
 from nnsight import NNsight
 from nnsight.testing import BackendConformance, Reference, Subject
-
-from .decoder import HIDDEN, LAYERS, Decoder
+from tests.conformance.decoder import HIDDEN, LAYERS, Decoder
 
 
 def stream(output: torch.Tensor) -> torch.Tensor:

@@ -61,6 +61,7 @@ def sample() -> object:
     shared.append(shared)
     return {
         "shared": [shared, shared],
+        "long": b"long" * 20_000,
         "scalars": [None, True, 1, 2**80, -1.5, math.nan, "text", "\ud800", b"bytes", 1j, ..., slice(1, None)],
         "containers": [(1, (2,)), {1, "a"}, frozenset({(1, 2)}), collections.deque([1], maxlen=3), bytearray(b"x")],
         "mappings": [collections.OrderedDict(a=1), collections.Counter("aab"), collections.defaultdict(list, a=[1])],
@@ -255,6 +256,10 @@ BAD_NODES: list[object] = [
     ["deque", ["a", []]],
     ["defaultdict", [5, []]],
     ["bytearray", [1 << 40]],
+    ["bytes", [0, 1]],
+    ["bytes", [0, -1]],
+    ["bytes", [-1, 0]],
+    ["bytes", b"x"],
     ["decimal", ["x"]],
     ["uuid", [b"x"]],
     ["date", [0, 0, 0]],
@@ -384,7 +389,7 @@ def test_places_inside_the_tensors_can_be_read() -> None:
         ["float32", 0.5, [1]],
         ["float32", None, [1]],
         ["float64", 0, [1]],
-        ["numpy", 0, [1]],
+        ["bytes", 0, [1]],
         ["os", 0, [1]],
         [None, 0, [1]],
         [[], 0, [1]],

@@ -5,6 +5,7 @@ import math
 import operator
 import random
 import types
+import weakref
 from typing import Any
 
 import numpy as np
@@ -246,7 +247,41 @@ def test_a_module_with_weights_in_a_lazy_class_names_the_parameter() -> None:
         encode(lazy, codecs=CODECS, name="probe")
 
 
-def test_transformed_modules_of_torch_come_back() -> None:
+@pytest.mark.parametrize(
+    ("model", "size"),
+    [
+        (torch.nn.LSTM(4, 4, 2), (2, 4)),
+        (torch.nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), (1, 2, 4)),
+        (torch.nn.Conv1d(4, 2, 1), (1, 4, 3)),
+        (torch.nn.BatchNorm1d(4), (2, 4)),
+        (torch.nn.ParameterList([torch.ones(2)]), None),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_modules_of_torch_come_back(model: Any, size: tuple[int, ...] | None) -> None:
+    model.eval()
+    result = travel(model)
+    assert str(result) == str(model)
+    for (name, parameter), (other_name, other) in zip(model.named_parameters(), result.named_parameters(), strict=True):
+        assert name == other_name
+        assert torch.equal(parameter, other)
+    if size is not None:
+        hidden = torch.randn(size)
+        one, two = model(hidden), result(hidden)
+        assert torch.equal(one[0], two[0])
+
+
+def test_namespaces_and_weak_references_come_back() -> None:
+    value = types.SimpleNamespace(a=1)
+    value.itself = value
+    result = travel(value)
+    assert (result.a, result.itself is result) == (1, True)
+    probe = Probe()
+    reference, other = travel([weakref.ref(probe), probe])
+    assert reference() is other
+
+
+def test_sequences_of_modules_come_back() -> None:
     model: Any = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LayerNorm(2), torch.nn.GELU(), torch.nn.Dropout())
     model.eval()
     result = travel(model)

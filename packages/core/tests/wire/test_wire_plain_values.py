@@ -96,6 +96,14 @@ def test_integers_of_every_size_come_back(value: int) -> None:
     assert travel({value: value}) == {value: value}
 
 
+def test_bytes_of_every_length_come_back() -> None:
+    for length in (0, 1, 1 << 16, (1 << 16) + 1, 1 << 20):
+        value = bytes(length)
+        result = travel([value, bytearray(value), {value: 1}, value], limits=Limits())
+        assert result == [value, value, {value: 1}, value]
+        assert type(result[0]) is bytes
+
+
 def test_text_with_lone_surrogates_comes_back() -> None:
     assert travel("a\ud800b") == "a\ud800b"
     assert travel({"\udfff": 1}) == {"\udfff": 1}

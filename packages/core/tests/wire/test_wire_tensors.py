@@ -52,7 +52,7 @@ def test_the_payload_is_a_safetensors_file() -> None:
     assert tensors["int64"].tolist() == [0, 1, 2]
     assert tensors["float32"].tolist() == [1, 1, 1, 1]
     assert tensors["complex64"].tolist() == [[0, 1]]
-    assert len(tensors["numpy"]) == 16
+    assert len(tensors["bytes"]) == 16
 
 
 def test_strided_expanded_and_lazily_conjugated_tensors_come_back_as_values() -> None:
@@ -86,6 +86,16 @@ def test_decoded_tensors_own_their_memory_and_can_be_written() -> None:
     second: Any = decode(memoryview(bytearray(message)), codecs=CODECS)
     assert second[0].tolist() == [0, 0, 0]
     assert second[2].tolist() == [0, 0]
+
+
+def test_decoded_tensors_take_part_in_gradients() -> None:
+    weight = torch.ones(2, 2, requires_grad=True)
+    result = travel(torch.zeros(2, 2))
+    result.add_(weight * 3)
+    result[0] *= 2
+    result.sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [[6, 6], [3, 3]]
 
 
 def test_leaves_that_require_gradients_still_do() -> None:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nnsight._envoy import ModelTree
 from nnsight._trace import Outcome, Request, TracedModel
 from nnsight.errors import EngineError, InvalidRequestError, UnsupportedFeatureError
 from nnsight.plugins import find_engine, load_object
+from nnsight_vllm._client.guard import refuse_unguarded_script
 from nnsight_vllm._client.prepared import PreparedRequest
 from nnsight_vllm._client.prompts import token_prompt
-from nnsight_vllm._client.sampling import split_keywords
+from nnsight_vllm._client.sampling import plain_names, split_keywords
 from nnsight_vllm._client.settings import Setting, engine_settings
 from nnsight_vllm.compat.versions import refuse_unsupported
+
+if TYPE_CHECKING:
+    from nnsight.diagnosis import Finding
 
 refuse_unsupported()
 
@@ -69,6 +73,8 @@ class VLLM(TracedModel):
         remote = engine_keywords.pop("remote", None) or engine_keywords.pop("serve", None)
         if remote is not None:
             raise UnsupportedFeatureError(f"a model behind a server ({remote!r}) is not supported by this release")
+        if dispatch:
+            refuse_unguarded_script()
         name = "tapped" if taps is not None else "async" if mode == "async" else "eager"
         self._engine_spec = find_engine("vllm", name)
         self._repo = repo
@@ -108,6 +114,18 @@ class VLLM(TracedModel):
     ) -> None:
         """Shut the engine down."""
         self.shutdown()
+
+    @classmethod
+    def diagnose(cls, checkpoint: str | None = None, **engine_keywords: Any) -> list[Finding]:
+        """Look at the installation, and where a checkpoint is given, start an engine on it and run a trace.
+
+        Args:
+            checkpoint: Repository id or folder of a small checkpoint; None starts no engine.
+            **engine_keywords: Keywords of that engine.
+        """
+        from nnsight_vllm.diagnosis import diagnose
+
+        return diagnose(checkpoint, engine_keywords)
 
     @property
     def dispatched(self) -> bool:
@@ -172,6 +190,9 @@ class VLLM(TracedModel):
         prompt = self._prompt(args[0])
         self._engine.check(len(prompt["prompt_token_ids"]))
         return PreparedRequest(prompt, params, keywords)
+
+    def _merge_keywords(self, of_trace: dict[str, Any], of_invoke: dict[str, Any]) -> dict[str, Any]:
+        return {**plain_names(of_trace), **plain_names(of_invoke)}
 
     def _execute(self, requests: Sequence[Request]) -> list[Outcome]:
         if self._engine is None:

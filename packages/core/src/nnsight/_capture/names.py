@@ -53,7 +53,9 @@ def _names(statements: Iterable[ast.stmt]) -> BlockNames:
     for statement in statements:
         visitor.visit(statement)
     rebound = _rebound(scope.children)
-    return BlockNames(frozenset(scope.read | scope.outer() | rebound), frozenset(scope.bound | rebound))
+    return BlockNames(
+        frozenset(scope.read | scope.outer() | scope.global_names() | rebound), frozenset(scope.bound | rebound)
+    )
 
 
 @dataclass
@@ -66,17 +68,20 @@ class _Scope:
     children: list[_Scope] = field(default_factory=list)
 
     def free(self) -> set[str]:
-        """The names that this scope looks up outside itself."""
-        own = self.bound - self.declared_global - self.declared_nonlocal
-        wanted = self.declared_global | self.declared_nonlocal
+        """The names that this scope looks up in the scopes around it."""
+        wanted = self.read - self.declared_global
         if self.kind == "class":
             # A class body looks a name up outside until it has bound it, and its functions never see its names.
-            return wanted | self.read | self.outer()
-        return wanted | ((self.read | self.outer()) - own)
+            return self.declared_nonlocal | wanted | self.outer()
+        return self.declared_nonlocal | ((wanted | self.outer()) - (self.bound - self.declared_nonlocal))
 
     def outer(self) -> set[str]:
-        """The names that nested scopes look up outside themselves."""
+        """The names that nested scopes look up in the scopes around them."""
         return {name for child in self.children for name in child.free()}
+
+    def global_names(self) -> set[str]:
+        """The names that this scope and nested ones declare global, past all scopes in between."""
+        return self.declared_global.union(*(child.global_names() for child in self.children))
 
 
 def _rebound(scopes: Iterable[_Scope]) -> set[str]:
@@ -122,7 +127,8 @@ class _NameVisitor(ast.NodeVisitor):
         # Functions, and so blocks, never evaluate the annotations of their variables.
         if self._scope.kind == "class":
             self.visit(node.annotation)
-        if isinstance(node.target, ast.Name) and node.value is None:
+        elif isinstance(node.target, ast.Name) and node.value is None:
+            # `x: int` makes a variable of the block out of one that it may only read.
             self._scope.read.add(node.target.id)
         self._visit_all([node.value, node.target])
 

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections import deque
 from itertools import repeat
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from nnsight._capture.codes import PerCode
@@ -100,7 +101,9 @@ class BodySkipper:
 
 
 def _watch() -> _Monitoring | _Tracing:
-    return (_Monitoring.shared() if _MONITORING is not None else None) or _Tracing()
+    # Setting a tracing function on Python 3.12 and later makes every thread go through all code that runs anew, and
+    # together with other threads that do the same it has crashed 3.12.1.
+    return _Tracing() if _MONITORING is None else _Monitoring.shared()
 
 
 class _Monitoring:
@@ -111,25 +114,35 @@ class _Monitoring:
     """
 
     _shared: _Monitoring | None = None
+    _lock = threading.Lock()
 
     @classmethod
-    def shared(cls) -> _Monitoring | None:
-        """The one object that holds a tool number of this process, None if all are taken."""
-        if cls._shared is None:
-            # Python's documentation gives the lower numbers to debuggers, coverage and profilers.
-            for tool in (4, 3, 5):
-                with contextlib.suppress(ValueError):
-                    _MONITORING.use_tool_id(tool, "nnsight")
-                    cls._shared = cls(tool)
-                    break
-        return cls._shared
+    def shared(cls) -> _Monitoring:
+        """The one object that holds a tool number of this process.
+
+        Raises:
+            CaptureError: All of them are taken.
+        """
+        with cls._lock:
+            if cls._shared is None:
+                # Python's documentation gives the lower numbers to debuggers, coverage and profilers.
+                for tool in (4, 3, 5):
+                    with contextlib.suppress(ValueError):
+                        _MONITORING.use_tool_id(tool, "nnsight")
+                        cls._shared = cls(tool)
+                        break
+                else:
+                    raise CaptureError(
+                        "the tools 3, 4 and 5 of sys.monitoring are all in use, so that no block can be skipped; "
+                        "free one of them with sys.monitoring.free_tool_id"
+                    )
+            return cls._shared
 
     def __init__(self, tool: int) -> None:
         self._tool = tool
         # By the identity of the frame, which the entry keeps alive.
         self._armed: dict[int, tuple[FrameType, frozenset[int], _SkipSignal]] = {}
         self._watched: PerCode[set[int]] = PerCode()
-        self._lock = threading.Lock()
         events = _MONITORING.events
         _MONITORING.register_callback(tool, events.INSTRUCTION, self._on_instruction)
         _MONITORING.register_callback(tool, events.PY_START, _answer_probe)
@@ -181,7 +194,7 @@ def _answer_probe(code: CodeType, offset: int) -> None:
 
 
 class _Tracing:
-    """Skips through `sys.settrace`."""
+    """Skips through `sys.settrace`, on Python 3.11."""
 
     def start(self, frame: FrameType, way_out: Exit, signal: _SkipSignal) -> bool:
         """Watch a frame until it comes to its body, and say whether events are reported at all.
@@ -201,9 +214,6 @@ class _Tracing:
         returned = _returned_to(frame) if name is not None else None
         self._previous = sys.gettrace()
         self._local = (frame.f_trace, frame.f_trace_opcodes, frame.f_trace_lines)
-        self._depth = _depth(frame)
-        # A tracer written in C follows calls and returns without `f_trace`, and would miss those up to `finish`.
-        self._follows_depth = self._previous is not None and sys._getframe().f_trace is None
         reported = False
 
         def trace_calls(traced: FrameType, event: str, argument: object) -> None:
@@ -231,19 +241,15 @@ class _Tracing:
         if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
             release_snapshot(frame, frame.f_locals)
         previous = self._previous
-        if previous is None:
+        if previous is None or isinstance(previous, FunctionType | MethodType):
+            sys.settrace(previous)
             return
-        if self._follows_depth:
-            # It saw `start` and its callers begin but not end, and will see this function and its callers end.
-            missing = _depth(frame) - self._depth
-            for _ in range(missing):
-                sys.settrace(previous)
-                _begin()
-            for _ in range(-missing):
-                _end(previous)
-                sys.settrace(None)
+        # The tracer of coverage is written in C. It takes over from its Python side at the first call that it sees,
+        # and counts the end of every call from then on. It has not seen this function and its callers begin.
+        for _ in range(_depth(frame)):
+            sys.settrace(previous)
+            _begin()
         sys.settrace(previous)
-        # A tracer written in C takes over from its Python side at the first call that it sees.
         _call()
 
 
@@ -284,9 +290,3 @@ def _call() -> None:
 def _begin() -> None:
     """Let the tracing function see the beginning of a call, but not its end."""
     sys.settrace(None)
-
-
-def _end(previous: Any) -> None:
-    """Let a tracing function see the end of a call, but not its beginning."""
-    sys.settrace(previous)
-    _call()

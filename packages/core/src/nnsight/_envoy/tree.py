@@ -6,12 +6,12 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
 from nnsight._interleave.location import Location
 from nnsight.errors import UnknownLocationError
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from nnsight._envoy.envoy import Envoy
 
 
@@ -66,7 +66,7 @@ class ModelTree:
             raise self.unknown(path) from None
 
     def gate(self, path: str) -> str | None:
-        """Return the nearest parent that tells the calls of a shared module apart, or None for a module with one path."""
+        """Return the nearest parent that tells the calls of a shared module apart; None for a module with one path."""
         if path not in self._shared:
             return None
         while path in self._shared:
@@ -103,4 +103,5 @@ class ModelTree:
         else:
             children = [name for name, _ in self._modules.get(below, self.root).named_children()]
             hint = f"{below or 'the model'} has: " + ", ".join(children[:8])
-        return UnknownLocationError(f"{type(self.root).__name__} has no {full!r}; {hint}; print the model to see its tree")
+        name = type(self.root).__name__
+        return UnknownLocationError(f"{name} has no {full!r}; {hint}; print the model to see its tree")

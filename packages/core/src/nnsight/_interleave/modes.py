@@ -24,7 +24,7 @@ class BlockModes:
         """Leave the model's modes and enter the block's."""
         if torch.is_inference_mode_enabled() != self.inference:
             self._guard = torch._C._InferenceMode(self.inference)
-            self._guard.__enter__()
+            self._guard.__enter__()  # type: ignore[no-untyped-call]
         else:
             self._model_grad = torch.is_grad_enabled()
         torch._C._set_grad_enabled(self.grad)

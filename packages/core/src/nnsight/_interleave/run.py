@@ -10,9 +10,9 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
 
-import torch
 from greenlet import getcurrent, greenlet
 
 from nnsight._interleave.location import Location
@@ -20,6 +20,9 @@ from nnsight._interleave.modes import BlockModes
 from nnsight._interleave.receipt import Receipt
 from nnsight._interleave.scope import Scope, map_tensors, merge
 from nnsight.errors import OutOfOrderError, OutsideTraceError, ReadOnlyError
+
+if TYPE_CHECKING:
+    import torch
 
 MISSING: Final = object()
 RESULT: Final = Location("tracer.result", "value")
@@ -306,7 +309,7 @@ class BlockRun:
         take = self._value_scope.take
 
         def copy(tensor: torch.Tensor) -> torch.Tensor:
-            own = take(tensor)
+            own: torch.Tensor = take(tensor)
             handed.append((own, own._version))
             return own
 
@@ -386,6 +389,6 @@ def selected_steps(selector: object) -> tuple[Sequence[int] | range, bool]:
         steps = tuple(selector)
     else:
         raise TypeError(f"tracer.iter takes an integer, a slice or a list of integers, not {selector!r}")
-    if any(step < 0 for step in steps) or any(a >= b for a, b in zip(steps, steps[1:], strict=False)):
+    if any(step < 0 for step in steps) or any(a >= b for a, b in pairwise(steps)):
         raise ValueError(f"tracer.iter[{list(steps)}]: steps must be non-negative and increase")
     return steps, True

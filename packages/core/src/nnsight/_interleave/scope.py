@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -156,7 +156,8 @@ def merge(live: object, own: object, put: Callable[[Tensor, Tensor], Tensor], wh
             return put(live, torch.full_like(live, own))
     elif isinstance(live, tuple | list):
         if isinstance(own, tuple | list) and len(own) == len(live):
-            items = [merge(one, other, put, f"{where}[{i}]") for i, (one, other) in enumerate(zip(live, own, strict=True))]
+            pairs = enumerate(zip(live, own, strict=True))
+            items: list[Any] = [merge(one, other, put, f"{where}[{i}]") for i, (one, other) in pairs]
             return type(live)(*items) if hasattr(live, "_fields") else type(live)(items)
     elif isinstance(live, dict):
         if isinstance(own, dict) and own.keys() == live.keys():
@@ -165,7 +166,7 @@ def merge(live: object, own: object, put: Callable[[Tensor, Tensor], Tensor], wh
     else:
         return own
     raise MismatchedValueError(
-        f"{where} holds {_describe(live)}, but the block assigned {_describe(own)}; assign a value of the same structure"
+        f"{where} holds {_describe(live)}, but the block assigned {_describe(own)}; assign one of the same structure"
     )
 
 

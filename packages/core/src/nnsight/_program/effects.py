@@ -29,6 +29,7 @@ _SAFE_METHODS = frozenset(
     for name in dir(kind)
     if not name.endswith("_") and name not in {"set_", "apply", "map", "share_memory"}
 ) | {"save", "stop", "all"}
+_SAFE_MODULES = frozenset({"torch", "math", "nnsight", "numpy", "time"})
 _CONTAINERS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
 _CONTAINER_CALLS = frozenset({"list", "dict", "set"})
 
@@ -91,6 +92,8 @@ class _Walker(ast.NodeVisitor):
             (self.reads if isinstance(node.ctx, ast.Load) else self.writes).add(ast.unparse(node))
         elif not isinstance(node.ctx, ast.Load):
             self._note(node, "sets an attribute")
+        if node.attr.endswith("_") and not node.attr.endswith("__"):
+            self._note(node, f"names .{node.attr}")
         if node.attr == "result":
             self.uses_result = True
         self.generic_visit(node)
@@ -167,10 +170,8 @@ class _Walker(ast.NodeVisitor):
         value = self._values.get(root.id) if isinstance(root, ast.Name) else None
         name = function.attr
         if isinstance(value, ModuleType):
-            if name.endswith("_") or value.__name__.partition(".")[0] not in {"torch", "math", "nnsight", "numpy", "time"}:
+            if name.endswith("_") or value.__name__.partition(".")[0] not in _SAFE_MODULES:
                 self._note(function, f"calls {ast.unparse(function)}")
-        elif name.endswith("_") or name in {"__setitem__", "setflags"}:
-            self._note(function, f"calls .{name}")
         elif name not in _SAFE_METHODS and not _names_envoy(function, value):
             self._note(function, f"calls .{name}")
         elif value is not None and not _is_plain(value):
@@ -238,7 +239,9 @@ def _names_envoy(node: ast.expr, root: object) -> bool:
         root = root.envoy
     if not isinstance(root, Envoy) or not isinstance(node, ast.Name):
         return False
-    return not any(step in SIDES for step in steps) and (not steps or steps[0] == "get" or _is_module_name(root, steps[0]))
+    if any(step in SIDES for step in steps):
+        return False
+    return not steps or steps[0] == "get" or _is_module_name(root, steps[0])
 
 
 def _is_module_name(root: Envoy, name: str) -> bool:

@@ -89,8 +89,8 @@ def _rebuild(data: dict[str, Any]) -> BaseException | None:
     if not (isinstance(found, type) and issubclass(found, Exception)):
         return None
     try:
-        error = found(*data["args"])
-        return error if isinstance(error, Exception) and str(error) == data["text"] else None
+        error: Exception = found(*data["args"])
+        return error if str(error) == data["text"] else None
     except Exception:  # noqa: BLE001 - a constructor of its own may want anything
         return None
 

@@ -123,5 +123,3 @@ def _is_filled(cell: Any) -> bool:
     except ValueError:
         return False
     return True
-
-

@@ -8,8 +8,6 @@ from functools import lru_cache
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from nnsight._capture import BlockSource
 from nnsight._envoy import Envoy, ModelTree
 from nnsight._envoy.envoy import path_of
@@ -21,6 +19,8 @@ from nnsight.errors import WireError
 from nnsight.plugins import plugin_manager
 
 if TYPE_CHECKING:
+    import torch
+
     from nnsight._wire import Decoder, Encoder
 
 VERSION = 1

@@ -75,9 +75,7 @@ class Program:
         """Return the names that the block loads and that nothing binds."""
         names = block_names(parse_block(self.source))
         return frozenset(
-            name
-            for name in names.loaded - names.bound
-            if name not in self.values and not hasattr(builtins, name)
+            name for name in names.loaded - names.bound if name not in self.values and not hasattr(builtins, name)
         )
 
     def start(self, values: Mapping[str, object], *, grad: bool, inference: bool = False, read_only: bool) -> BlockRun:
@@ -149,7 +147,8 @@ def run_in_place(source: BlockSource, frame: FrameType) -> dict[str, object]:
         for name in (names.loaded | names.bound)
         if (value := frame.f_locals.get(name, MISSING)) is not MISSING
     }
-    parameters = tuple(sorted(known)) if frame.f_locals is not frame.f_globals else tuple(sorted(names.bound & set(known)))
+    at_top = frame.f_locals is frame.f_globals
+    parameters = tuple(sorted(names.bound & set(known) if at_top else known))
     function = FunctionType(compile_block(source, (*parameters, *_HELPERS)), frame.f_globals)
     variables: dict[str, object] = function(*[known[name] for name in parameters], *save_helpers().values())
     return {name: variables[name] for name in names.bound if name in variables}

@@ -103,7 +103,7 @@ class client_saves:  # noqa: N801 - reads as a statement
 
 def _book(what: str) -> SaveBook:
     try:
-        book = current_run().saves
+        book: SaveBook | None = current_run().saves
     except OutsideTraceError:
         book = getattr(_client, "book", None)
         if book is None:

@@ -100,7 +100,7 @@ class NNsight(TracedModel):
         run.count_late_edits()
         if run.error is not None:
             outcome.error = keep_user_frames(run.error, frozenset({request.program.source.filename}))
-        outcome.named, outcome.unnamed, outcome.changes = run.named, run.unnamed, run.changes  # type: ignore[assignment]
+        outcome.named, outcome.unnamed, outcome.changes = run.named, run.unnamed, run.changes
         return outcome
 
 

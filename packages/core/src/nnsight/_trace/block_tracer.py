@@ -18,8 +18,7 @@ class StepIterator:
 
     def __iter__(self) -> Iterator[int]:
         """Wait for each step in turn; a request that ends first ends the loop."""
-        done = 0
-        for step in self._steps:
+        for done, step in enumerate(self._steps):
             if not self._run.wait_for_step(step):
                 if self._bounded:
                     self._run.receipt.early_loops.append(
@@ -28,7 +27,6 @@ class StepIterator:
                     )
                 return
             yield step
-            done += 1
 
 
 class StepSelector:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nnsight._capture import write_back
-from nnsight._program import SaveBook
 from nnsight._program.containers import apply
-from nnsight._trace.request import Outcome, Request
-from nnsight.errors import LoopEndedEarlyWarning
+from nnsight.errors import LoopEndedEarlyWarning, RequestFailedError
+
+if TYPE_CHECKING:
+    from nnsight._program import SaveBook
+    from nnsight._trace.request import Outcome, Request
 
 
 def deliver(
@@ -76,6 +78,10 @@ def raise_first(outcomes: Sequence[Outcome], saves: dict[str, object]) -> None:
     index, outcome = failed[0]
     error = outcome.error
     assert error is not None
+    if not isinstance(error, Exception | KeyboardInterrupt):
+        # SystemExit and its like would end the caller's process instead of telling it what happened.
+        ended = RequestFailedError(f"the block raised {type(error).__name__}: {error}")
+        error = ended.with_traceback(error.__traceback__)
     error.saves = saves  # type: ignore[attr-defined]
     if len(outcomes) > 1:
         error.add_note(

@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nnsight._envoy import Envoy, ModelTree
 from nnsight._interleave.location import SIDES
-from nnsight._trace.request import Outcome, Request
 from nnsight._trace.tracer import Tracer
 from nnsight.errors import UnknownLocationError
 from nnsight.events import RunFinished, RunStarted
 from nnsight.plugins import plugin_manager
+
+if TYPE_CHECKING:
+    from nnsight._envoy import Envoy, ModelTree
+    from nnsight._trace.request import Outcome, Request
 
 
 class TracedModel(ABC):
@@ -67,6 +69,10 @@ class TracedModel(ABC):
     def _has_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Tell whether a trace was given the input of a request."""
         return bool(args)
+
+    def _merge_keywords(self, of_trace: dict[str, Any], of_invoke: dict[str, Any]) -> dict[str, Any]:
+        """Join the keywords of a trace and of an invoke in it, which win."""
+        return {**of_trace, **of_invoke}
 
     def _run_requests(self, requests: Sequence[Request]) -> list[Outcome]:
         hook = plugin_manager().hook
@@ -127,5 +133,3 @@ class TracedModel(ABC):
     def __repr__(self) -> str:
         """Print the module tree."""
         return repr(self.envoy)
-
-

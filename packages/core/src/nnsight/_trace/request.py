@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nnsight._interleave import Receipt
-from nnsight._program import Program
+
+if TYPE_CHECKING:
+    from nnsight._program import Program
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ class Tracer:
                 "invoke was called outside the block of its trace, or the trace was given an input itself; "
                 "write `with model.trace() as tracer:` and `with tracer.invoke(prompt):` inside it"
             )
-        merged = {**self._keywords, **kwargs}
+        merged = self.model._merge_keywords(self._keywords, kwargs)
         if not self.model._has_input(args, merged):
             raise InvalidRequestError("invoke needs an input: `with tracer.invoke(prompt):`")
         return Invoker(self, self.model._prepare(args, merged))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import msgspec
@@ -12,14 +13,14 @@ from nnsight._wire.checks import fields, part
 from nnsight.errors import WireError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 # Tensors are joined on their device up to this many bytes, so that a large set needs little memory there.
 BATCH_BYTES = 64 << 20
 # On the CPU, only small tensors are joined before they are copied into the message.
 SMALL_BYTES = 4 << 10
 MOST_DIMENSIONS = 64
-ARRAYS_ENTRY = "numpy"
+BYTES_ENTRY = "bytes"
 
 _LENGTH_BYTES = 8
 _JSON_LIMIT = 1 << 16
@@ -76,8 +77,12 @@ def _entry_kinds() -> dict[str, EntryKind]:
 
 ENTRY_KINDS = _entry_kinds()
 ENTRY_NAMES = {kind.dtype: name for name, kind in ENTRY_KINDS.items()}
-# Joining tensors of these is not implemented on every device; their bytes are joined instead.
-_JOINED_AS_BYTES = frozenset(kind.dtype for name, kind in ENTRY_KINDS.items() if name.startswith("float8"))
+# Joining tensors of these is not implemented on every device; their bits are joined as those of another dtype.
+_JOINED_AS = {
+    kind.dtype: {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[kind.itemsize]
+    for name, kind in ENTRY_KINDS.items()
+    if name.startswith("float8") or name in ("uint16", "uint32", "uint64")
+}
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
@@ -93,9 +98,10 @@ class BufferWriter:
 
     def __init__(self) -> None:
         """Begin without tensors."""
-        self._groups: dict[tuple[str, torch.device], list[tuple[torch.Tensor, list[object]]]] = {}
-        self._arrays: list[memoryview] = []
-        self._array_bytes = 0
+        self._groups: defaultdict[tuple[str, torch.device], list[tuple[torch.Tensor, list[object]]]]
+        self._groups = defaultdict(list)
+        self._raw: list[bytes | memoryview] = []
+        self._raw_size = 0
 
     def add(self, tensor: torch.Tensor) -> list[object]:
         """Take in a dense tensor of a dtype in `ENTRY_NAMES`.
@@ -106,22 +112,24 @@ class BufferWriter:
         Returns:
             Its place, which is complete after `finish`.
         """
-        place: list[object] = [ENTRY_NAMES[tensor.dtype], 0, list(tensor.shape)]
-        self._groups.setdefault((ENTRY_NAMES[tensor.dtype], tensor.device), []).append((tensor, place))
+        name = ENTRY_NAMES[tensor.dtype]
+        # Its offset is known at the end, once the tensors of each dtype and device are together.
+        place: list[object] = [name, 0, list(tensor.shape)]
+        self._groups[name, tensor.device].append((tensor, place))
         return place
 
-    def add_bytes(self, data: memoryview) -> list[object]:
-        """Take in the bytes of an array.
+    def add_bytes(self, data: bytes | memoryview) -> list[object]:
+        """Take in bytes, such as those of an array.
 
         Args:
-            data: The bytes.
+            data: The bytes; a view of single bytes.
 
         Returns:
             Their place.
         """
-        place: list[object] = [self._array_bytes, len(data)]
-        self._arrays.append(data)
-        self._array_bytes += len(data)
+        place: list[object] = [self._raw_size, len(data)]
+        self._raw.append(data)
+        self._raw_size += len(data)
         return place
 
     def finish(self) -> list[bytes | memoryview]:
@@ -133,7 +141,7 @@ class BufferWriter:
         by_name: dict[str, list[list[tuple[torch.Tensor, list[object]]]]] = {}
         for (name, _), members in self._groups.items():
             by_name.setdefault(name, []).append(members)
-        if not by_name and not self._arrays:
+        if not by_name and not self._raw:
             return []
         header: dict[str, dict[str, object]] = {}
         parts: list[bytes | memoryview] = []
@@ -146,49 +154,50 @@ class BufferWriter:
                 for tensor, place in members:
                     place[1] = count
                     count += tensor.numel()
-                parts.extend(_joined([tensor for tensor, _ in members], kind))
+                with torch.no_grad():
+                    batches = _batches([tensor for tensor, _ in members], kind)
+                    parts.extend(_on_cpu(batch) for batch in batches if batch)
             end = begin + count * kind.itemsize
             shape = [count] if kind.parts == 1 else [count, kind.parts]
             header[name] = {"dtype": kind.stored, "shape": shape, "data_offsets": [begin, end]}
             begin = end
-        if self._arrays:
-            end = begin + self._array_bytes
-            header[ARRAYS_ENTRY] = {"dtype": "U8", "shape": [self._array_bytes], "data_offsets": [begin, end]}
-            parts.extend(self._arrays)
+        if self._raw:
+            end = begin + self._raw_size
+            header[BYTES_ENTRY] = {"dtype": "U8", "shape": [self._raw_size], "data_offsets": [begin, end]}
+            parts.extend(self._raw)
         text = msgspec.json.encode(header)
         text += b" " * (-len(text) % _LENGTH_BYTES)
         return [len(text).to_bytes(_LENGTH_BYTES, "little"), text, *parts]
 
 
-def _joined(tensors: list[torch.Tensor], kind: EntryKind) -> list[memoryview]:
-    """Copy the elements of tensors of one device and dtype to the CPU, in few copies."""
-    parts: list[memoryview] = []
+def _batches(tensors: list[torch.Tensor], kind: EntryKind) -> Iterator[list[torch.Tensor]]:
+    """Flatten tensors of one device and dtype, and gather those that are copied together."""
     batch: list[torch.Tensor] = []
     batch_bytes = 0
-    alone = SMALL_BYTES if tensors[0].device == _CPU else BATCH_BYTES
-    with torch.no_grad():
-        for tensor in tensors:
-            flat = tensor.reshape(-1)
-            if kind.parts > 1:
-                flat = flat.resolve_conj()
-            if flat.is_neg():
-                flat = flat.resolve_neg()
-            if kind.dtype in _JOINED_AS_BYTES:
-                flat = flat.view(torch.uint8)
-            size = flat.numel() * kind.itemsize
-            if not size:
-                continue
-            if batch and (size >= alone or batch_bytes + size > BATCH_BYTES):
-                parts.append(_on_cpu(batch))
-                batch, batch_bytes = [], 0
+    most_bytes = SMALL_BYTES if tensors[0].device == _CPU else BATCH_BYTES
+    joined_as = _JOINED_AS.get(kind.dtype)
+    for tensor in tensors:
+        flat = tensor.reshape(-1)
+        if kind.parts > 1:
+            flat = flat.resolve_conj()
+        if flat.is_neg():
+            flat = flat.resolve_neg()
+        if joined_as is not None:
+            flat = flat.view(joined_as)
+        size = flat.numel() * kind.itemsize
+        if (batch and batch_bytes + size > BATCH_BYTES) or size > most_bytes:
+            yield batch
+            batch, batch_bytes = [], 0
+        if size > most_bytes:
+            yield [flat]
+        elif size:
             batch.append(flat)
             batch_bytes += size
-        if batch:
-            parts.append(_on_cpu(batch))
-    return parts
+    yield batch
 
 
 def _on_cpu(batch: list[torch.Tensor]) -> memoryview:
+    """Copy the elements of a batch to the CPU, if they are elsewhere."""
     joined = torch.cat(batch) if len(batch) > 1 else batch[0]
     if joined.device != _CPU:
         joined = joined.to(_CPU)
@@ -206,12 +215,12 @@ class _Source:
         # Each element is read once, so that few bytes cannot become many tensors.
         self._left = len(data)
 
-    def take(self, begin: int, length: int) -> bytearray:
-        """Copy bytes out of the entry."""
+    def take(self, begin: int, length: int) -> memoryview:
+        """Return bytes of the entry, each of them once."""
         self._left -= length
         if begin < 0 or length < 0 or self._left < 0 or begin + length > len(self._data):
             raise WireError("a tensor or array of the message lies outside the bytes there are, or on those of another")
-        return bytearray(self._data[begin : begin + length])
+        return self._data[begin : begin + length]
 
 
 class BufferReader:
@@ -232,24 +241,25 @@ class BufferReader:
         """
         self.device_of = device_of
         self._sources: dict[str, _Source] = {}
-        self._arrays = _Source(torch.uint8, 1, memoryview(b""))
+        self._raw = _Source(torch.uint8, 1, memoryview(b""))
         for name, data in _entries(payload):
-            if name == ARRAYS_ENTRY:
-                self._arrays = _Source(torch.uint8, 1, data)
+            if name == BYTES_ENTRY:
+                self._raw = _Source(torch.uint8, 1, data)
             else:
                 kind = ENTRY_KINDS[name]
                 self._sources[name] = _Source(kind.dtype, kind.itemsize, data)
 
-    def tensor(self, place: list[object]) -> torch.Tensor:
-        """Read a tensor.
+    def tensor(self, name: object, offset: object, shape: object) -> torch.Tensor:
+        """Read a tensor from the place that `BufferWriter.add` gave it.
 
         Args:
-            place: What `BufferWriter.add` returned, after its travel.
+            name: The name of its dtype.
+            offset: How many elements of the dtype come before its own.
+            shape: Its sizes.
 
         Raises:
             WireError: The place is not valid.
         """
-        name, offset, shape = place
         source = self._sources.get(part(name, str))
         if source is None:
             raise WireError(f"the message has no tensors of dtype {name!r}")
@@ -262,10 +272,11 @@ class BufferReader:
         if not length:
             return torch.empty(sizes, dtype=dtype, device=_CPU)
         data = source.take(part(offset, int) * itemsize, length)
-        return torch.frombuffer(data, dtype=dtype).view(sizes)
+        # A view, unlike a tensor that is given its shape in place, would remember that gradients were off.
+        return torch.frombuffer(bytearray(data), dtype=dtype).resize_(sizes)
 
-    def array_bytes(self, place: list[object]) -> bytearray:
-        """Read the bytes of an array.
+    def raw(self, place: object) -> memoryview:
+        """Return bytes, which the caller copies.
 
         Args:
             place: What `BufferWriter.add_bytes` returned, after its travel.
@@ -274,7 +285,7 @@ class BufferReader:
             WireError: The place is not valid.
         """
         begin, length = (part(field, int) for field in fields(place, 2))
-        return self._arrays.take(begin, length) if length else bytearray()
+        return self._raw.take(begin, length)
 
 
 def _entries(payload: memoryview) -> list[tuple[str, memoryview]]:
@@ -295,7 +306,7 @@ def _entries(payload: memoryview) -> list[tuple[str, memoryview]]:
             raise WireError("the message's tensors are truncated, or overlap")
         kind = ENTRY_KINDS.get(name)
         stored, itemsize = (kind.stored, kind.itemsize) if kind else ("U8", 1)
-        if (kind is None and name != ARRAYS_ENTRY) or entry.dtype != stored or (end - begin) % itemsize:
+        if (kind is None and name != BYTES_ENTRY) or entry.dtype != stored or (end - begin) % itemsize:
             raise WireError(f"the message has tensors of an unknown kind: {name[:80]!r} as {entry.dtype[:80]!r}")
         entries.append((name, payload[begin:end]))
         position = end

@@ -63,13 +63,14 @@ class Decoder:
             if type(node) in _DIRECT:
                 return node
             raise WireError(f"the message has a {type(node).__name__} where a value belongs")
-        self.count(1)
-        if len(node) != 2 or type(node[0]) is not str:
+        self._steps_left -= 1
+        if len(node) != 2 or type(node[0]) is not str or self._steps_left < 0:
+            self.count(0)
             raise WireError("the message has a value without a tag")
         tag, payload = node
         if tag == "ref":
             return self._referenced(part(payload, int))
-        return self._read(tag, payload, None)
+        return self._read(tag, payload)
 
     def key(self, node: object) -> object:
         """Read a value that will be hashed, written by `Encoder.key`.
@@ -124,7 +125,7 @@ class Decoder:
                 value = self._values.setdefault(index, value)
         return value
 
-    def _read(self, tag: str, payload: object, building: int | None) -> object:
+    def _read(self, tag: str, payload: object, building: int | None = None) -> object:
         codec = self.codecs.for_tag(tag)
         if codec is None:
             raise WireError(f"the message has a value of the unknown kind {tag[:80]!r}")

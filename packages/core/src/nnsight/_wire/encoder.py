@@ -18,7 +18,9 @@ WAYS_OUT = (
 )
 
 LEAST_INT, MOST_INT = -(2**63), 2**64 - 1
-_DIRECT = frozenset({type(None), bool, float, bytes})
+_DIRECT = frozenset({type(None), bool, float})
+# Longer bytes travel beside the tensors.
+_MOST_DIRECT_BYTES = 1 << 16
 _UNALIASED_KEYS = frozenset({tuple, frozenset})
 _KEY_LENGTH = 60
 _UNDER_WAY = object()
@@ -112,6 +114,8 @@ class Encoder:
         """
         kind = type(value)
         if kind in _DIRECT or (kind is int and LEAST_INT <= value <= MOST_INT):  # type: ignore[operator]
+            return value
+        if kind is bytes and len(value) <= _MOST_DIRECT_BYTES:  # type: ignore[arg-type]
             return value
         if kind is str and (value.isascii() or _is_utf8(value)):  # type: ignore[attr-defined, arg-type]
             return value

@@ -1,6 +1,6 @@
 """Tests that a backend runs on itself: subclass `BackendConformance` in a pytest module and give it a `subject`."""
 
-from nnsight.testing.conformance import BackendConformance
+from nnsight.testing.conformance import BackendConformance, ProcessConformance
 from nnsight.testing.subject import Reference, Subject
 
-__all__ = ["BackendConformance", "Reference", "Subject"]
+__all__ = ["BackendConformance", "ProcessConformance", "Reference", "Subject"]

@@ -7,7 +7,7 @@ that returns a `Subject`.
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -21,7 +21,9 @@ from nnsight.errors import (
     UnknownLocationError,
     UntransferableValueError,
 )
-from nnsight.testing.subject import Subject
+
+if TYPE_CHECKING:
+    from nnsight.testing.subject import Subject
 
 STEPS = 4
 
@@ -172,7 +174,7 @@ class BackendConformance:
     def test_values_of_every_kind_come_home(self, subject: Subject) -> None:
         model, layer = subject.model, subject.layers[0]
         with model.trace(*subject.prompts[0], **subject.keywords(1)) as tracer:
-            number = 3 .save()
+            number = (3).save()
             truth = True.save()
             other_truth = True  # noqa: F841 - not saved, whatever equals it
             text = "text".save()
@@ -236,7 +238,7 @@ class BackendConformance:
                     shared.append(1)
                     model.get(layer).output
                     size = len(shared).save()
-        assert size == [1, 1]  # noqa: F821 - bound by the block
+        assert size == [1, 1]
         assert shared == []
 
     def test_a_function_runs_as_a_block(self, subject: Subject) -> None:
@@ -286,7 +288,7 @@ class BackendConformance:
 
     def test_a_loop_that_outruns_the_request_keeps_what_it_has_and_warns_the_caller(self, subject: Subject) -> None:
         model, layer = subject.model, subject.layers[0]
-        with pytest.warns(LoopEndedEarlyWarning, match="asked for 9 steps"):  # noqa: SIM117 - the block is one with
+        with pytest.warns(LoopEndedEarlyWarning, match="asked for 9 steps"):
             with model.trace(*subject.prompts[0], **subject.keywords(2)) as tracer:
                 kept = list().save()
                 for _ in tracer.iter[:9]:
@@ -305,8 +307,8 @@ class BackendConformance:
                     states = stream(model.get(layer).output).save()
             with tracer.invoke(*subject.prompts[0]):
                 alone = stream(model.get(layer).output).save()
-        assert [state.shape[0] for state in states] == list(subject.lengths)  # noqa: F821 - bound by the block
-        assert torch.allclose(alone, states[0], atol=subject.tolerance)  # noqa: F821 - bound by the block
+        assert [state.shape[0] for state in states] == list(subject.lengths)
+        assert torch.allclose(alone, states[0], atol=subject.tolerance)
 
     def test_slots_of_a_container_saved_above_merge(self, subject: Subject) -> None:
         model, layer = subject.model, subject.layers[0]
@@ -336,13 +338,13 @@ class BackendConformance:
                         states = stream(model.get(layers[-1]).output).save()
                     results = tracer.result.save()
         for index, reference in enumerate(plain[1:]):
-            assert subject.tokens(results[index]) == list(reference.tokens)  # noqa: F821 - bound by the block
-            assert (states[index] - reference.streams[1][-1]).abs().max() < subject.tolerance  # noqa: F821
+            assert subject.tokens(results[index]) == list(reference.tokens)
+            assert (states[index] - reference.streams[1][-1]).abs().max() < subject.tolerance
         assert steered is not None
 
     def test_an_error_belongs_to_one_invoke_and_keeps_what_was_saved(self, subject: Subject) -> None:
         model, stream, layers = subject.model, subject.stream, subject.layers
-        with pytest.raises(ZeroDivisionError) as raised:  # noqa: SIM117, PT012 - the block is one with
+        with pytest.raises(ZeroDivisionError) as raised:
             with model.trace(**subject.keywords(2)) as tracer:
                 with tracer.invoke(*subject.prompts[0]):
                     before = stream(model.get(layers[0]).output).save()
@@ -359,8 +361,9 @@ class BackendConformance:
     def test_an_unknown_location_offers_the_nearest_names(self, subject: Subject) -> None:
         model, layer = subject.model, subject.layers[0]
         wrong = layer[:-1] + "99"
-        with pytest.raises(UnknownLocationError, match="nearest|has"), model.trace(
-            *subject.prompts[0], **subject.keywords(1)
+        with (
+            pytest.raises(UnknownLocationError, match=r"nearest|has"),
+            model.trace(*subject.prompts[0], **subject.keywords(1)),
         ):
             model.get(wrong).output.save()
 
@@ -375,8 +378,9 @@ class BackendConformance:
 
     def test_a_traceback_ends_on_the_line_of_the_block(self, subject: Subject) -> None:
         model, layer = subject.model, subject.layers[0]
-        with pytest.raises(ValueError, match="of my own") as raised, model.trace(
-            *subject.prompts[0], **subject.keywords(1)
+        with (
+            pytest.raises(ValueError, match="of my own") as raised,
+            model.trace(*subject.prompts[0], **subject.keywords(1)),
         ):
             model.get(layer).output
             raise ValueError("of my own", 7)
@@ -443,8 +447,9 @@ class ProcessConformance(BackendConformance):
     def test_a_value_that_cannot_travel_is_refused_with_its_name(self, subject: Subject) -> None:
         model, layer = subject.model, subject.layers[0]
         lock = threading.Lock()
-        with pytest.raises(UntransferableValueError, match="lock"), model.trace(
-            *subject.prompts[0], **subject.keywords(1)
+        with (
+            pytest.raises(UntransferableValueError, match="lock"),
+            model.trace(*subject.prompts[0], **subject.keywords(1)),
         ):
             model.get(layer).output
             print(lock)

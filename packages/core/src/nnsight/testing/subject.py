@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from nnsight._trace import TracedModel
+if TYPE_CHECKING:
+    from nnsight._trace import TracedModel
 
 Edit = Callable[[torch.Tensor], torch.Tensor]
 

@@ -6,7 +6,7 @@ import json
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -20,10 +20,12 @@ from nnsight.errors import EngineError, InvalidRequestError
 from nnsight.events import PromptFacts
 from nnsight.plugins import plugin_manager
 from nnsight_vllm._client.guard import refuse_unguarded_script
-from nnsight_vllm._client.prepared import PreparedRequest
 from nnsight_vllm.compat import public
-from nnsight_vllm.compat.requests import attach_program
 from nnsight_vllm.compat.records import refuse_missing_seams
+from nnsight_vllm.compat.requests import attach_program
+
+if TYPE_CHECKING:
+    from nnsight_vllm._client.prepared import PreparedRequest
 
 
 class EagerEngine:
@@ -37,8 +39,7 @@ class EagerEngine:
             EngineError: A worker came up without our session, or vLLM lacks something that it needs.
         """
         refuse_missing_seams()
-        if public.spawns():
-            refuse_unguarded_script()
+        refuse_unguarded_script()
         self._lock = threading.RLock()
         self.llm: Any = public.build_llm(repo, keywords)
         try:

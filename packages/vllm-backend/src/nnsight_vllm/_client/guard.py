@@ -9,6 +9,7 @@ import sys
 from types import FrameType, ModuleType
 
 from nnsight.errors import MissingMainGuardError
+from nnsight_vllm.compat.public import spawns
 
 _ADVICE = """put the code that builds the engine under a main guard:
 
@@ -24,9 +25,13 @@ _ADVICE = """put the code that builds the engine under a main guard:
 def refuse_unguarded_script() -> None:
     """Refuse to build an engine at the top level of a script, where spawned processes would build it again.
 
+    Does nothing where vLLM forks its processes.
+
     Raises:
         MissingMainGuardError: The running script has no main guard around the engine.
     """
+    if not spawns():
+        return
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise MissingMainGuardError(f"a spawned process runs the main module again and came to its engine: {_ADVICE}")
     main = sys.modules.get("__main__")
@@ -36,8 +41,8 @@ def refuse_unguarded_script() -> None:
     line = frame.f_lineno
     if not _is_guarded("".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals)), line):
         raise MissingMainGuardError(
-            f"{frame.f_code.co_filename}, line {line}, builds an engine at the top level of the script. vLLM starts its "
-            f"processes by spawning here, and each of them would run the script again; {_ADVICE}"
+            f"{frame.f_code.co_filename}, line {line}, builds an engine at the top level of the script. vLLM starts "
+            f"its processes by spawning here, and each of them would run the script again; {_ADVICE}"
         )
 
 
@@ -65,8 +70,10 @@ def _is_guarded(text: str, line: int) -> bool:
         return True
     for statement in tree.body:
         if statement.lineno <= line <= (statement.end_lineno or statement.lineno):
-            names = {node.id for node in ast.walk(statement.test) if isinstance(node, ast.Name)} if isinstance(
-                statement, ast.If
-            ) else set()
+            names = (
+                {node.id for node in ast.walk(statement.test) if isinstance(node, ast.Name)}
+                if isinstance(statement, ast.If)
+                else set()
+            )
             return "__name__" in names
     return True

@@ -45,8 +45,9 @@ def _with_tokens(prompt: object, tokenizer: Any) -> dict[str, Any]:
     if isinstance(prompt, Mapping):
         return _from_mapping(prompt, tokenizer)
     if hasattr(prompt, "input_ids"):
-        return _from_mapping({"input_ids": prompt.input_ids, "attention_mask": getattr(prompt, "attention_mask", None)},
-                             tokenizer)
+        return _from_mapping(
+            {"input_ids": prompt.input_ids, "attention_mask": getattr(prompt, "attention_mask", None)}, tokenizer
+        )
     if hasattr(prompt, "tolist"):
         prompt = prompt.tolist()
     if isinstance(prompt, list | tuple):
@@ -90,7 +91,7 @@ def _single_row(rows: list[Any], what: str) -> list[Any]:
 def _ids(values: Any) -> list[int]:
     values = list(values)
     if values and all(isinstance(value, int) and not isinstance(value, bool) for value in values):
-        return values
+        return [int(value) for value in values]
     if len(values) == 1 and isinstance(values[0], list | tuple):
         return _ids(values[0])
     if not values:

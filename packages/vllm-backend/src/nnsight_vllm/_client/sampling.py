@@ -14,6 +14,21 @@ REQUEST_KEYWORDS = ("lora_request", "priority")
 _ALIASES = {"max_new_tokens": "max_tokens"}
 
 
+def plain_names(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace aliases by the names that vLLM knows.
+
+    Raises:
+        TypeError: A keyword is given under both its names with different values.
+    """
+    plain: dict[str, Any] = {}
+    for given, value in keywords.items():
+        name = _ALIASES.get(given, given)
+        if name in plain and plain[name] != value:
+            raise TypeError(f"{given} and {name} are the same keyword, given twice with different values")
+        plain[name] = value
+    return plain
+
+
 def split_keywords(keywords: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Turn the keywords of an invoke into sampling parameters and keywords of the request.
 
@@ -25,18 +40,17 @@ def split_keywords(keywords: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     known = sampling_names()
     sampling: dict[str, Any] = {}
     request: dict[str, Any] = {}
-    for given, value in keywords.items():
-        name = _ALIASES.get(given, given)
+    for name, value in plain_names(keywords).items():
         if name in REQUEST_KEYWORDS:
             request[name] = value
         elif name in known:
-            if name in sampling and sampling[name] != value:
-                raise TypeError(f"{given} and {name} are the same keyword, given twice with different values")
             sampling[name] = value
         else:
-            nearest = difflib.get_close_matches(given, [*known, *REQUEST_KEYWORDS, *_ALIASES], n=1, cutoff=0.5)
-            hint = f"; did you mean {nearest[0]}?" if nearest else f"; sampling keywords are: {', '.join(sorted(known))}"
-            raise TypeError(f"unknown keyword {given!r}{hint}")
+            nearest = difflib.get_close_matches(name, [*known, *REQUEST_KEYWORDS, *_ALIASES], n=1, cutoff=0.5)
+            hint = (
+                f"; did you mean {nearest[0]}?" if nearest else f"; sampling keywords are: {', '.join(sorted(known))}"
+            )
+            raise TypeError(f"unknown keyword {name!r}{hint}")
     if (sampling.get("n") or 1) != 1:
         raise UnsupportedFeatureError(
             f"n={sampling['n']} asks for several sequences of one prompt, which a block cannot follow yet; "
@@ -44,5 +58,5 @@ def split_keywords(keywords: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         )
     try:
         return make_sampling_params(sampling), request
-    except (ValueError, TypeError) as error:
+    except Exception as error:
         raise InvalidRequestError(f"vLLM refuses the sampling keywords: {error}") from error

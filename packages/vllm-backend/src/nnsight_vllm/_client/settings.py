@@ -92,9 +92,7 @@ def engine_settings(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[
             "turns our part of each worker and of the scheduler on, for this engine alone",
         )
     )
-    report.append(
-        Setting("model runner", "V1", "nnsight", "this release serves blocks on vLLM's V1 model runner")
-    )
+    report.append(Setting("model runner", "V1", "nnsight", "this release serves blocks on vLLM's V1 model runner"))
     report.append(
         Setting(
             "prefix cache of traced requests",

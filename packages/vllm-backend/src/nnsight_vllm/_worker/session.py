@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from nnsight._envoy import ModelTree
 from nnsight._interleave import BlockRun, Interleaver, RowScope
-from nnsight._program import Program
 from nnsight._program.failures import describe_error
 from nnsight._program.messages import block_codecs, decode_program, encode_values
 from nnsight.errors import NNsightError, UnsupportedFeatureError
 from nnsight_vllm._worker.tree import build_tree
 from nnsight_vllm.compat.records import missing_seams
-from nnsight_vllm.compat.seams import Arrival, Span
 from nnsight_vllm.compat.versions import installed_version
 
 if TYPE_CHECKING:
+    from nnsight._envoy import ModelTree
+    from nnsight._program import Program
     from nnsight_vllm.compat.model_access import WorkerModel
+    from nnsight_vllm.compat.seams import Arrival, Span
 
 
 @dataclass

@@ -9,17 +9,14 @@ from nnsight_vllm.compat.runner_v1 import ENDED
 from nnsight_vllm.compat.switch import options_of
 
 
-def wrap_engine_core_init(init: Any) -> Any:
-    """Wrap `EngineCore.__init__` to derive our scheduler from whatever class vLLM or the caller chose."""
+def wrap_get_scheduler_cls(get_scheduler_cls: Any) -> Any:
+    """Wrap `SchedulerConfig.get_scheduler_cls` to derive our scheduler from whatever class vLLM or the caller chose."""
 
-    @functools.wraps(init)
-    def traced_init(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        if options_of(vllm_config) is not None:
-            scheduler = vllm_config.scheduler_config
-            scheduler.scheduler_cls = traced_scheduler(scheduler.get_scheduler_cls())
-        init(self, vllm_config, *args, **kwargs)
+    @functools.wraps(get_scheduler_cls)
+    def traced_get_scheduler_cls(self: Any) -> type:
+        return traced_scheduler(get_scheduler_cls(self))
 
-    return traced_init
+    return traced_get_scheduler_cls
 
 
 def traced_scheduler(base: type) -> type:
@@ -31,10 +28,16 @@ def traced_scheduler(base: type) -> type:
     if getattr(base, "nnsight_traced", False):
         return base
 
-    class TracedScheduler(base):  # type: ignore[misc]
+    class TracedScheduler(base):
         """Ends a request when the runner says that its block is over, whatever `ignore_eos` and `min_tokens` say."""
 
         nnsight_traced = True
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            """Make a scheduler of the class itself for engines that are none of ours."""
+            config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
+            return super().__new__(cls) if options_of(config) is not None else base(*args, **kwargs)
+
         nnsight_ended: frozenset[str] = frozenset()
 
         def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:

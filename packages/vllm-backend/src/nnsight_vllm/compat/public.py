@@ -67,15 +67,21 @@ def call_workers(llm: Any, method: str, data: bytes | None = None) -> list[bytes
 
 
 def shut_down(llm: Any) -> None:
-    """End the processes of an engine.
+    """End the processes of an engine, and close the sockets that led to them.
 
     Source:
-        vLLM 0.27.1, v1/engine/llm_engine.py and core_client.py, MPClient.shutdown
+        vLLM 0.27.1, v1/engine/core_client.py, MPClient.shutdown, which leaves its ZeroMQ context open
     """
-    engine = llm.llm_engine
-    core = getattr(engine, "engine_core", None)
-    if core is not None:
-        core.shutdown(timeout=_SHUTDOWN_S)
+    core = getattr(llm.llm_engine, "engine_core", None)
+    if core is None:
+        return
+    core.shutdown(timeout=_SHUTDOWN_S)
+    thread = getattr(core, "output_queue_thread", None)
+    if thread is not None:
+        thread.join(timeout=_SHUTDOWN_S)
+    context = getattr(core, "ctx", None)
+    if context is not None and not (thread is not None and thread.is_alive()):
+        context.destroy(linger=0)
 
 
 def spawns() -> bool:
@@ -87,10 +93,11 @@ def spawns() -> bool:
     import os
 
     import torch
-    from vllm.platforms import current_platform
 
     method = os.environ.get("VLLM_WORKER_MULTIPROC_METHOD")
-    return method == "spawn" or current_platform.is_cpu() or (method != "fork" and torch.cuda.is_initialized())
+    if method == "spawn" or not torch.cuda.is_available():
+        return True
+    return method != "fork" and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def max_model_len(llm: Any) -> int:

@@ -20,12 +20,12 @@ PATCHES = (
         remove_when="the V2 runner is instrumented too",
     ),
     PatchRecord(
-        target="vllm.v1.engine.core:EngineCore.__init__",
+        target="vllm.config.scheduler:SchedulerConfig.get_scheduler_cls",
         why="derives our scheduler from whatever class vLLM chose, so that a block can end its request",
-        source="vLLM 0.27.1, v1/engine/core.py",
+        source="vLLM 0.27.1, config/scheduler.py; called by v1/engine/core.py after the plugins were loaded",
         versions=TESTED,
         remove_when="vLLM lets a worker end a request",
-        signature=("self", "vllm_config"),
+        signature=("self",),
     ),
     PatchRecord(
         target="vllm.v1.worker.worker_base:WorkerWrapperBase.init_device",
@@ -46,7 +46,6 @@ SEAMS: dict[str, tuple[str, ...]] = {
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model": ("self", "scheduler_output"),
     "vllm.v1.core.sched.scheduler:Scheduler.update_from_output": ("self", "scheduler_output", "model_runner_output"),
     "vllm.v1.core.sched.scheduler:Scheduler._update_request_with_output": ("self", "request", "new_token_ids"),
-    "vllm.config.scheduler:SchedulerConfig.get_scheduler_cls": ("self",),
     "vllm.model_executor.model_loader.utils:initialize_model": ("vllm_config",),
     "vllm.engine.arg_utils:EngineArgs.create_engine_config": ("self",),
 }
@@ -65,11 +64,11 @@ def apply_patches() -> None:
         EngineError: vLLM lacks something that a patch relies on.
     """
     from nnsight_vllm.compat.engine_config import wrap_use_v2
-    from nnsight_vllm.compat.engine_core import wrap_engine_core_init
+    from nnsight_vllm.compat.engine_core import wrap_get_scheduler_cls
     from nnsight_vllm.compat.worker import wrap_init_device
 
     wrappers = dict(
-        zip([record.target for record in PATCHES], [wrap_use_v2, wrap_engine_core_init, wrap_init_device], strict=True)
+        zip([record.target for record in PATCHES], [wrap_use_v2, wrap_get_scheduler_cls, wrap_init_device], strict=True)
     )
     for target, wrap in wrappers.items():
         owner, name = _owner(target)

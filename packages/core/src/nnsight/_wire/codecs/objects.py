@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import types
+import weakref
 from typing import TYPE_CHECKING, Any, cast
 
 from nnsight._wire.checks import fields, items_of, part
@@ -73,7 +74,7 @@ def attributes_of(value: object) -> dict[str, object] | None:
     """
     for base in type(value).__mro__:
         getter = vars(base).get("__dict__")
-        if isinstance(getter, types.GetSetDescriptorType):
+        if isinstance(getter, types.GetSetDescriptorType | types.MemberDescriptorType):
             return cast("dict[str, object]", getter.__get__(value, type(value)))
     return None
 
@@ -175,6 +176,43 @@ class ExceptionCodec:
         return result
 
 
+class NamespaceCodec:
+    """Objects of `types.SimpleNamespace`."""
+
+    tag = "namespace"
+
+    def encode(self, value: types.SimpleNamespace, encoder: Encoder) -> object:
+        """Write the attributes."""
+        return write_attributes(value, encoder)
+
+    def decode(self, payload: object, decoder: Decoder) -> types.SimpleNamespace:
+        """Set the attributes of an object that exists before them."""
+        result = types.SimpleNamespace()
+        decoder.remember(result)
+        read_attributes(result, payload, decoder)
+        return result
+
+
+class WeakReferenceCodec:
+    """Weak references, such as those of PyTorch's recurrent modules to their weights.
+
+    The object travels too; the reference is dead after the reading unless another value holds the object.
+    """
+
+    tag = "weakref"
+
+    def encode(self, value: weakref.ReferenceType[object], encoder: Encoder) -> object:
+        """Write the object."""
+        held = value()
+        if held is None:
+            raise encoder.refusal(value, "it is a weak reference to an object that is gone")
+        return encoder.node(held, "()")
+
+    def decode(self, payload: object, decoder: Decoder) -> weakref.ReferenceType[object]:
+        """Refer to the object."""
+        return weakref.ref(decoder.value(payload))
+
+
 class ObjectCodec:
     """Objects of importable classes: the class by name, and the state.
 
@@ -238,4 +276,6 @@ def add_objects(table: CodecTable) -> None:
     """
     table.register(enum.Enum, EnumCodec())
     table.register(BaseException, ExceptionCodec())
+    table.register(types.SimpleNamespace, NamespaceCodec(), subclasses=False)
+    table.register(weakref.ReferenceType, WeakReferenceCodec(), subclasses=False)
     table.register_predicate(lambda _: True, ObjectCodec())

@@ -50,7 +50,7 @@ REFUSED: tuple[tuple[tuple[type, ...], str, str], ...] = (
         "it is a part of running code",
         WAYS_OUT,
     ),
-    ((weakref.ReferenceType, weakref.ProxyType, weakref.CallableProxyType), "it is a weak reference", WAYS_OUT),
+    ((weakref.ProxyType, weakref.CallableProxyType), "it is a weak proxy", WAYS_OUT),
     ((memoryview,), "it is a view of memory", "Turn it into bytes first."),
     (
         (torch.Generator,),

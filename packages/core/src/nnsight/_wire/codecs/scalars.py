@@ -152,6 +152,20 @@ def _read_device(text: object) -> torch.device:
     return torch.device(part(text, str))
 
 
+class BytesCodec:
+    """Bytes that are too many for the tree."""
+
+    tag = "bytes"
+
+    def encode(self, value: bytes, encoder: Encoder) -> object:
+        """Write where the bytes are."""
+        return encoder.buffers.add_bytes(value)
+
+    def decode(self, payload: object, decoder: Decoder) -> bytes:
+        """Read the bytes."""
+        return bytes(decoder.buffers.raw(payload))
+
+
 class ReturnTypeCodec:
     """Named results of PyTorch's functions, such as `torch.topk`."""
 
@@ -208,6 +222,7 @@ def add_scalars(table: CodecTable) -> None:
     ]
     for type_, tag, write, read in parts:
         table.register(type_, PartsCodec(tag, write, read), subclasses=False)
+    table.register(bytes, BytesCodec(), subclasses=False)
     path_codec = PartsCodec("path", lambda value: [type(value).__name__, str(value)], _read_path)
     for path in _PATHS:
         table.register(path, path_codec, subclasses=False)

@@ -33,28 +33,28 @@ class TensorCodec:
         if type(value) is not torch.Tensor:
             value = self._plain(value, encoder)
             flags = _PARAMETER
-        if value.layout is not torch.strided or value.dtype not in ENTRY_NAMES or value.is_quantized:
+        if value.layout is not torch.strided or value.dtype not in ENTRY_NAMES:
             raise encoder.refusal(value, f"it is a tensor of {value.layout} and {value.dtype}", _PLAIN_TENSOR)
-        payload = encoder.buffers.add(value)
-        device = value.device
         if value.requires_grad and value.is_leaf:
             flags |= _REQUIRES_GRAD
-        if device.type != "cpu":
-            if device.type == "meta":
-                raise encoder.refusal(value, "it is a tensor of the meta device, without values", _PLAIN_TENSOR)
-            if not encoder.copy_to_cpu:
-                raise encoder.refusal(
-                    value, f"it is on {device}, and copies from there are off", "Call `.cpu()` on it."
-                )
-            payload += [flags, str(device)]
-        elif flags:
-            payload.append(flags)
-        return payload
+        device = value.device
+        if device.type == "cpu":
+            place = encoder.buffers.add(value)
+            if flags:
+                place.append(flags)
+            return place
+        if device.type == "meta":
+            raise encoder.refusal(value, "it is a tensor of the meta device, without values", _PLAIN_TENSOR)
+        if not encoder.copy_to_cpu:
+            raise encoder.refusal(value, f"it is on {device}, and copies from there are off", "Call `.cpu()` on it.")
+        place = encoder.buffers.add(value)
+        place += [flags, str(device)]
+        return place
 
     def decode(self, payload: object, decoder: Decoder) -> torch.Tensor:
         """Read the values, and restore what is unusual about the tensor."""
         parts = fields(payload, 3, 5)
-        tensor = decoder.buffers.tensor(parts[:3])
+        tensor = decoder.buffers.tensor(parts[0], parts[1], parts[2])
         if len(parts) > 3:
             flags = part(parts[3], int)
             if not 0 <= flags <= _REQUIRES_GRAD | _PARAMETER:

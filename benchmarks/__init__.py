@@ -1,0 +1,1 @@
+"""Benchmarks: every figure of speed that the project states comes from here."""

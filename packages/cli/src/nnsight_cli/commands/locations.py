@@ -1,0 +1,76 @@
+"""`nnsight locations`: what a model lets a block read and change."""
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from nnsight_cli.commands.options import Json, Verbose
+from nnsight_cli.terminal import quiet_engine
+from nnsight_cli.tree_listing import SIDES, Line, listing
+from nnsight_cli.wording import counted
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="Repository id or folder of a checkpoint.")]
+Pattern = Annotated[
+    str | None,
+    typer.Option(
+        "--filter",
+        metavar="GLOB",
+        help="Only these locations; [bold]*[/] matches within one part of a path: 'model.layers.*.mlp.output'.",
+    ),
+]
+Unfolded = Annotated[bool, typer.Option("--all", help="List every layer, not one line for all that are alike.")]
+
+
+def locations(
+    model: Model,
+    pattern: Pattern = None,
+    unfolded: Unfolded = False,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """List the places of a model that a block can read and change. Starts no engine and needs no weights."""
+    from nnsight.plugins import load_backend
+
+    with quiet_engine(verbose=verbose, for_programs=as_json) as terminal:
+        with terminal.step("importing vLLM and building the module tree", "module tree built"):
+            envoy = load_backend("vllm")(model).envoy
+            modules = [(path, type(found).__name__) for path, found in envoy.named_modules(remove_duplicate=False)]
+        lines = listing(modules, pattern=pattern, fold=not unfolded)
+        if as_json:
+            document = [{"location": line.location, "kind": line.kind, "modules": line.paths} for line in lines]
+            terminal.output.print_json(json.dumps(document))
+        elif lines:
+            _show(terminal.output, lines)
+    if not lines:
+        raise typer.BadParameter(
+            f"{pattern!r} picks none of {counted(len(modules), 'module')}; * matches within one part of a path only, "
+            "and without --filter all are listed",
+            param_hint="--filter",
+        )
+
+
+def _show(console: Console, lines: list[Line]) -> None:
+    folded = any(line.numbers for line in lines)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("location", overflow="fold")
+    if folded:
+        table.add_column("*")
+    table.add_column("module", style="dim")
+    for line in lines:
+        cells = [Text(line.location), Text(line.numbers), Text(line.kind)]
+        table.add_row(*(cells if folded else [cells[0], cells[2]]))
+    console.print(table)
+    count = sum(len(line.paths) for line in lines)
+    if any(line.side for line in lines):
+        console.print(counted(count, "location"), style="dim")
+        return
+    sides = ", ".join(f".{side}" for side in SIDES)
+    console.print(
+        f"{counted(count, 'module')}, each with {sides}. In a block [bold]model.layers.0.mlp.output[/] is written "
+        "[bold]model.model.layers\\[0].mlp.output[/]; the request itself has [bold]model.logits[/], "
+        "[bold]model.samples[/] and [bold]tracer.result[/]."
+    )

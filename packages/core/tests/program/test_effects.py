@@ -1,0 +1,72 @@
+"""The effect summary errs on the side of writes."""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from typing import Any
+
+import pytest
+import torch
+
+from nnsight import NNsight
+from nnsight._program import summarize
+
+MODEL = NNsight(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
+
+
+def summary(text: str, **values: Any) -> Any:
+    names = {"model": MODEL, "torch": torch, **values}
+    return summarize(ast.parse(textwrap.dedent(text)).body, names, frozenset({"logits", "samples"}))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "h = model[0].output.save()",
+        "hs = list().save()\nfor _ in range(3):\n    hs.append(model[0].output[0])",
+        "x = sum(model[0].output)[-1].argmax(-1).tolist()",
+        "count = 0\ncount += 1\nmodel[0].output",
+        "d = {}\nd['a'] = model[0].input",
+        "best = torch.topk(model[0].output, 2)",
+        "y = model[1](model[0].output)",
+        "def f(x):\n    return x * 2\nz = f(model[0].output)",
+        "print(len(model[0].output))",
+    ],
+)
+def test_programs_that_only_read_are_read_only(text: str) -> None:
+    assert summary(text).read_only, summary(text).unknown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model[0].output[0][:] += 1",
+        "model[0].output[:, 1] = 0",
+        "model[0].output = model[0].output * 2",
+        "h = model[0].output\nh += 1",
+        "h = model[0].output\nh[0] = 1",
+        "model[0].output.mul_(2)",
+        "for row in model[0].output:\n    row.zero_()",
+        "torch.add(model[0].output, 1, out=model[0].output)",
+        "torch.nn.functional.relu(model[0].output, inplace=True)",
+        "logits = model.logits\nlogits[0, 3] = 1",
+        "helper(model[0].output)",
+        "setattr(model[0], 'output', 1)",
+        "probe.change(model[0].output)",
+        "model[0].output.data.fill_(1)",
+        "(lambda t: t.add_(1))(model[0].output)",
+        "del model[0].output[0]",
+        "x, model[0].output = 1, 2",
+        "for model[0].output in [1]:\n    pass",
+    ],
+)
+def test_programs_that_write_or_might_are_not(text: str) -> None:
+    assert not summary(text, helper=lambda value: value, probe=object()).read_only
+
+
+def test_reads_writes_and_the_result_are_named_as_written() -> None:
+    found = summary("a = model[0].output\nmodel[1].input = a\nout = tracer.result.save()")
+    assert found.reads == ("model[0].output",)
+    assert found.writes == ("model[1].input",)
+    assert found.uses_result

@@ -1,0 +1,201 @@
+"""What holds for a module traced in this process, besides the conformance suite."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import sys
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from nnsight import NNsight, save
+from nnsight.errors import InvalidRequestError, OutsideTraceError, RequestFailedError, UnknownLocationError
+
+
+class Shared(nn.Module):
+    """Two blocks that share one module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        tied = nn.Linear(3, 3)
+        self.first = nn.ModuleDict({"own": nn.Linear(3, 3), "tied": tied})
+        self.second = nn.ModuleDict({"own": nn.Linear(3, 3), "tied": tied})
+        self.blocks = nn.ModuleList([_Block(self.first), _Block(self.second)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class _Block(nn.Module):
+    def __init__(self, parts: nn.ModuleDict) -> None:
+        super().__init__()
+        self.own, self.tied = parts["own"], parts["tied"]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.tied(self.own(x))
+
+
+@pytest.fixture
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def test_a_module_shared_by_several_parents_is_told_apart_by_its_caller() -> None:
+    torch.manual_seed(0)
+    module = Shared()
+    x = torch.randn(2, 3)
+    with torch.no_grad():
+        expected = module.blocks[0](x)
+        second = module.blocks[1](expected)
+    with NNsight(module).trace(x) as tracer:
+        late = tracer.__class__.__name__.save()
+        value = model_output(tracer).save()
+    assert late == "BlockTracer"
+    model = NNsight(module)
+    with model.trace(x):
+        found = model.blocks[1].tied.output.save()
+    assert torch.allclose(found, second)
+    assert value is None
+
+
+def model_output(tracer: Any) -> None:
+    return None
+
+
+def test_modules_are_as_before_after_a_trace(network: nn.Sequential) -> None:
+    model = NNsight(network)
+    x = torch.ones(1, 4)
+    with model.trace(x):
+        model[0].output.save()
+    with pytest.raises(ZeroDivisionError), model.trace(x):
+        model[0].input
+        1 / 0
+    assert all("forward" not in module.__dict__ for module in network.modules())
+
+
+def test_a_forward_replaced_by_somebody_else_is_called_and_kept(network: nn.Sequential) -> None:
+    original = network[0].forward
+    network[0].forward = lambda x: original(x) + 1  # type: ignore[method-assign]
+    model = NNsight(network)
+    x = torch.ones(1, 4)
+    with model.trace(x):
+        found = model[0].output.save()
+    assert torch.equal(found, original(x) + 1)
+    assert "forward" in network[0].__dict__
+
+
+def test_gradients_flow_through_reads_and_edits(network: nn.Sequential) -> None:
+    model = NNsight(network)
+    x = torch.randn(3, 4)
+    other = copy.deepcopy(network)
+    with model.trace(x):
+        model[0].output[:] *= 2.0
+        model[2].output.sum().backward()
+    other[2](torch.relu(other[0](x) * 2.0)).sum().backward()
+    assert torch.allclose(network[0].weight.grad, other[0].weight.grad)
+
+
+def test_a_block_keeps_its_grad_mode_and_the_model_its_own(network: nn.Sequential) -> None:
+    model = NNsight(network)
+    with model.trace(torch.ones(1, 4)):
+        torch.set_grad_enabled(False)
+        hidden = model[0].output
+        inside = torch.is_grad_enabled().save()
+        result = model.output.requires_grad.save()
+        hidden.requires_grad
+    assert torch.is_grad_enabled()
+    assert inside is False
+    assert result is False or result is True
+
+
+def test_an_untraced_thread_that_calls_the_module_is_left_alone(network: nn.Sequential) -> None:
+    model = NNsight(network)
+    x = torch.ones(1, 4)
+    seen: list[torch.Tensor] = []
+
+    def outside(value: torch.Tensor) -> torch.Tensor:
+        thread = threading.Thread(target=lambda: seen.append(network[2](torch.relu(network[0](x)))))
+        thread.start()
+        thread.join()
+        return value
+
+    network[1].register_forward_hook(lambda module, args, output: outside(output))
+    with model.trace(x):
+        last = model[2].output.save()
+    assert torch.equal(seen[0], last)
+
+
+def test_a_trace_without_input_and_without_invokes_is_refused(network: nn.Sequential) -> None:
+    model = NNsight(network)
+    with pytest.raises(InvalidRequestError, match="no invoke"), model.trace():
+        pass
+
+
+def test_an_invoke_inside_a_trace_with_an_input_is_refused(network: nn.Sequential) -> None:
+    model = NNsight(network)
+    with model.trace(torch.ones(1, 4)) as tracer:
+        model[0].output.save()
+    with pytest.raises(InvalidRequestError, match="invoke was called outside"):
+        tracer.invoke(torch.ones(1, 4))
+
+
+def test_the_tracer_outside_a_block_says_where_its_parts_exist(network: nn.Sequential) -> None:
+    tracer = NNsight(network).trace(torch.ones(1, 4))
+    for use in (lambda: tracer.iter, tracer.all, tracer.stop, lambda: tracer.result, lambda: tracer.receipt):
+        with pytest.raises(OutsideTraceError):
+            use()
+    with pytest.raises(OutsideTraceError, match=r"nnsight\.save was called outside"):
+        save(1)
+
+
+def test_nothing_but_values_can_be_assigned(network: nn.Sequential) -> None:
+    model = NNsight(network)
+    with pytest.raises(UnknownLocationError, match="cannot be assigned"):
+        model.something = 1
+    with pytest.raises(UnknownLocationError, match="cannot be assigned"):
+        model[0].weight = 1
+
+
+def test_a_module_cannot_be_saved_by_itself(network: nn.Sequential) -> None:
+    model = NNsight(network)
+    with pytest.raises(InvalidRequestError, match="is a module"), model.trace(torch.ones(1, 4)):
+        model[0].save()
+
+
+def test_exit_in_a_block_is_an_error_of_the_request(network: nn.Sequential) -> None:
+    model = NNsight(network)
+    with pytest.raises(RequestFailedError, match="SystemExit"), model.trace(torch.ones(1, 4)):
+        sys.exit(3)
+
+
+def test_an_error_of_the_model_itself_keeps_its_type_and_the_saves(network: nn.Sequential) -> None:
+    model = NNsight(network)
+    with pytest.raises(RuntimeError, match="shape") as raised, model.trace(torch.ones(1, 4)):
+        first = model[0].output.save()  # noqa: F841 - comes home with the error
+        model[2].input = model[2].input[:, :3] if False else model[2].input
+        raise RuntimeError("shape")
+    assert "first" in raised.value.saves  # type: ignore[attr-defined]
+
+
+def test_two_thousand_traces_leave_nothing_behind(network: nn.Sequential) -> None:
+    model = NNsight(network)
+    x = torch.ones(1, 4)
+
+    def traces(count: int) -> int:
+        for _ in range(count):
+            with model.trace(x):
+                hidden = model[0].output.save()
+        del hidden
+        gc.collect()
+        return len(gc.get_objects())
+
+    before = traces(50)
+    after = traces(2000)
+    assert after - before < 200

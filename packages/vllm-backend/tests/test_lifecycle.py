@@ -1,0 +1,65 @@
+"""An engine's life: started by the first trace, composed with the caller's own classes, and shut down for good."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from nnsight.errors import EngineError
+from nnsight.modeling.vllm import VLLM
+
+pytestmark = pytest.mark.slow
+
+GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 2, "ignore_eos": True}
+
+
+def _children() -> set[int]:
+    children = psutil.Process().children(recursive=True)
+    return {child.pid for child in children if "resource_tracker" not in "".join(child.cmdline())}
+
+
+def test_an_engine_starts_at_the_first_trace_with_the_callers_own_classes_and_leaves_nothing(
+    tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    support = str(Path(__file__).parents[3] / "tests" / "support")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([support, os.environ.get("PYTHONPATH", "")]))
+    before = _children()
+    model = VLLM(
+        str(tiny_qwen3),
+        dtype="float32",
+        max_model_len=64,
+        worker_cls="custom_classes.OwnWorker",
+        scheduler_cls="custom_classes.OwnScheduler",
+        additional_config={"mine": 1},
+    )
+    layer = model.model.layers[1]
+    with model.trace("w1 w2", **GREEDY) as tracer:
+        states = layer.output[0].save()
+    assert model.dispatched
+    assert type(model.vllm_entrypoint).__name__ == "LLM"
+    assert model.model.layers[1] is layer
+    assert states.shape == (2, 128)
+    assert tracer.receipt.details["runner"] == "CPUModelRunner"
+    assert "VLLM_USE_V2_MODEL_RUNNER" not in os.environ
+
+    llm = model.vllm_entrypoint
+    assert llm.collective_rpc("own_method") == ["OwnWorker TracedCPUModelRunner"]
+    assert llm.llm_engine.vllm_config.additional_config["mine"] == 1
+    assert _children() - before
+
+    # A block that fails takes its request out of the scheduler at once, whatever class that is.
+    with pytest.raises(KeyError, match="mine"), model.trace("w1 w2", temperature=0.0, max_tokens=60, ignore_eos=True):
+        layer.output
+        raise KeyError("mine")
+    assert llm.collective_rpc("nnsight_discard", args=(b"\x90",)) == [b"0"]
+
+    engine = model._engine
+    model.shutdown()
+    assert not model.dispatched
+    assert not _children() - before
+    with pytest.raises(EngineError, match="shut down"):
+        engine.generate([{"prompt_token_ids": [1]}], [None])
