@@ -53,10 +53,11 @@ class Workloads:
         """Generate on our engine without a block."""
         return self.model.generate(self.prompt(number * 1000), **self.keywords)
 
-    def empty(self, number: int) -> object:
+    def empty(self, number: int) -> None:
         """Run a block that asks for nothing but the result."""
         with self.model.trace(self.prompt(number * 1000), **self.keywords) as tracer:
-            return tracer.result.save()
+            result = tracer.result.save()
+        assert result is not None
 
     def read(self, num_layers: int) -> Workload:
         """Read the outputs of so many layers at every step."""
@@ -85,7 +86,7 @@ class Workloads:
         assert len(kept) == steps
         return kept
 
-    def steer(self, number: int) -> object:
+    def steer(self, number: int) -> None:
         """Add a vector at one layer at every step."""
         layer = self.model.model.layers[len(self.model.model.layers) // 3]
         steps = self.new_tokens
@@ -98,7 +99,8 @@ class Workloads:
                 if local is None:
                     local = vector.to(states.device)
                 states[:] += local
-            return tracer.result.save()
+            result = tracer.result.save()
+        assert result is not None
 
     def override(self, number: int) -> object:
         """Override the sampled id at every step."""

@@ -105,6 +105,7 @@ def main() -> None:
     """Serve pages until standard input ends."""
     root, replies = Path(sys.argv[1]), int(sys.argv[2])
     os.set_inheritable(replies, False)
+    os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"  # what a block prints is compared
     from nnsight_vllm._client import eager
 
     pool: Any = EnginePool(eager.EagerEngine)

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from nnsight.errors import InvalidRequestError
 from nnsight_cli.terminal import print_error, quiet_engine
 
 
@@ -40,9 +41,16 @@ def test_progress_is_kept_apart_from_output_for_programs(capfd: pytest.CaptureFi
 
 
 def test_an_error_brings_the_end_of_what_was_hidden(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(RuntimeError) as caught, quiet_engine():
+    with pytest.raises(RuntimeError) as caught, quiet_engine() as terminal, terminal.step("starting", "started"):
         os.write(2, b"the root cause\n")
         raise RuntimeError("the engine did not start")
     print_error(caught.value)
     err = capfd.readouterr().err
     assert err.index("the engine did not start") < err.index("the root cause")
+
+
+def test_an_error_that_explains_itself_brings_nothing_of_what_was_hidden() -> None:
+    with pytest.raises(InvalidRequestError) as caught, quiet_engine() as terminal, terminal.step("tracing", "traced"):
+        os.write(2, b"noise\n")
+        raise InvalidRequestError("the prompt is empty")
+    assert not hasattr(caught.value, "__notes__")

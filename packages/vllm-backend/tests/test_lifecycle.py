@@ -19,7 +19,8 @@ GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 2, "ignore_eos": Tru
 
 def _children() -> set[int]:
     children = psutil.Process().children(recursive=True)
-    return {child.pid for child in children if "resource_tracker" not in "".join(child.cmdline())}
+    alive = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
+    return {child.pid for child in alive if "resource_tracker" not in "".join(child.cmdline())}
 
 
 def test_an_engine_starts_at_the_first_trace_with_the_callers_own_classes_and_leaves_nothing(

@@ -26,6 +26,7 @@ def show(console: Console, results: Demonstration, image: Path) -> None:
     """Print everything that the demo found, the picture's place, and the source of what was run."""
     reading, steering = results.reading, results.steering
     _heading(console, "1. A model in the engine")
+    _note(console, "A small model of the Qwen3 architecture, trained for this demo, in a real vLLM engine; greedy.")
     console.print(_continuation(reading.prompt, reading.text))
 
     _heading(console, "2. Reading: what each layer would say next")
@@ -90,7 +91,7 @@ def _note(console: Console, text: str) -> None:
 
 def _continuation(prompt: str, text: str, label: str | None = None) -> Padding:
     start = Text(f"{label}: " if label else "", "dim")
-    return Padding(start.append(prompt, "default not dim").append(text, "bold green not dim"), (0, 0, 0, 2))
+    return Padding(start.append(prompt, "default not dim").append(text, "bold green not dim"), (0, 0, 0, 2), expand=False)
 
 
 def _lens(reading: Reading) -> Table:

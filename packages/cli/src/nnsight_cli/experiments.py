@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from nnsight import save
+import nnsight
 
 
 def read_every_layer(model: Any, prompt: str, top: int, max_tokens: int) -> Any:
     """Ask every layer which token it would say next, in one trace of the prompt."""
     with model.trace(prompt, temperature=0.0, max_tokens=max_tokens) as tracer:
-        lens = save([])
+        lens = nnsight.save([])
         for layer in model.model.layers:
             residual = sum(layer.output)[-1:]  # vLLM hands the residual stream on in two parts
             logits = model.lm_head(model.model.norm(residual))

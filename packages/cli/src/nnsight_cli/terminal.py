@@ -16,6 +16,8 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
+from nnsight.errors import EngineError, NNsightError
+
 _TAIL = 20
 
 
@@ -26,14 +28,18 @@ class Terminal:
     Attributes:
         output: What the user asked for.
         progress: What happens meanwhile; on standard error where the output is for programs.
+        hidden: What engines print, where it is kept from the user.
     """
 
     output: Console
     progress: Console
+    hidden: IO[bytes] | None = None
 
     @contextlib.contextmanager
     def step(self, doing: str, done: str) -> Iterator[None]:
         """Show that something is being done, and how long it took.
+
+        Where it fails in the engine, the error carries the end of what the engine printed.
 
         Args:
             doing: Shown, with a spinner, until it is done.
@@ -43,7 +49,12 @@ class Terminal:
         # Rich's own status would take over sys.stdout, and bring back what quiet_engine hides.
         spinner = Spinner("dots", doing)
         with Live(spinner, console=self.progress, transient=True, redirect_stdout=False, redirect_stderr=False):
-            yield
+            try:
+                yield
+            except Exception as error:
+                if self.hidden is not None and _may_be_explained_by_the_engine(error):
+                    _add_tail(error, self.hidden)
+                raise
         line = Text.assemble(("✓ ", "green"), done, (f"  {time.perf_counter() - began:.1f} s", "dim"))
         self.progress.print(line)
 
@@ -57,28 +68,21 @@ def quiet_engine(*, verbose: bool = False, for_programs: bool = False) -> Iterat
         for_programs: Whether the output is read by a program, so that progress must not mix with it.
 
     Yields:
-        Where the command itself writes. An exception that leaves the block carries the end of what was hidden.
+        Where the command itself writes.
     """
     with contextlib.ExitStack() as stack:
         out, err = (stack.enter_context(_kept(stream)) for stream in (sys.stdout, sys.stderr))
-        terminal = Terminal(Console(file=out), Console(file=err if for_programs else out))
         hidden = None if verbose else stack.enter_context(tempfile.TemporaryFile("a+b"))
         stack.enter_context(_redirected(2 if hidden is None else hidden.fileno()))
-        try:
-            yield terminal
-        except Exception as error:
-            if hidden is not None:
-                _flush()
-                _add_tail(error, hidden)
-            raise
+        yield Terminal(Console(file=out), Console(file=err if for_programs else out), hidden)
 
 
 def print_error(error: BaseException) -> None:
     """Print an error as its message, with its notes, to standard error."""
     console = Console(stderr=True)
-    console.print(Text.assemble(("error: ", "bold red"), str(error)))
+    console.print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
     for note in getattr(error, "__notes__", ()):
-        console.print(Text(note, "dim"))
+        console.print(Text(note, "dim"), soft_wrap=True)
 
 
 @contextlib.contextmanager
@@ -115,7 +119,12 @@ def _flush() -> None:
             stream.flush()
 
 
+def _may_be_explained_by_the_engine(error: Exception) -> bool:
+    return isinstance(error, EngineError) or not isinstance(error, NNsightError)
+
+
 def _add_tail(error: Exception, hidden: IO[bytes]) -> None:
+    _flush()
     hidden.seek(0)
     lines = hidden.read().decode(errors="replace").splitlines()
     if lines:

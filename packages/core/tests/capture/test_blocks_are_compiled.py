@@ -219,7 +219,7 @@ def test_blocks_inside_a_compiled_block_are_captured_as_well() -> None:
                     ran.append(number)
                 with Run() as two:
                     x = (number + 1).save()  # type: ignore[attr-defined]
-                    y = [x.save() for _ in range(2)]
+                    y = len([x.save() for _ in range(2)]).save()  # type: ignore[attr-defined]
                 inner.append((one, two, x))
 
             def nested() -> Any:
@@ -228,20 +228,21 @@ def test_blocks_inside_a_compiled_block_are_captured_as_well() -> None:
                 # fmt: on
                 return three
 
-            three = nested()
-        del inner, three, y
+            inner.append((nested(), y))
         return outer
 
     for _ in range(2):
         variables = function().variables
         assert ran == []
-        assert [x for *_, x in variables["inner"]] == [1, 2, 3]
+        assert [x for *_, x in variables["inner"][:3]] == [1, 2, 3]
         one, two, _ = variables["inner"][0]
+        three, y = variables["inner"][3]
+        assert y == 2
         assert one.body == "ran.append(number)"
-        assert two.body == "x = (number + 1).save()\ny = [x.save() for _ in range(2)]"
-        assert variables["three"].body == "ran.append(3)"
+        assert two.body == "x = (number + 1).save()\ny = len([x.save() for _ in range(2)]).save()"
+        assert three.body == "ran.append(3)"
         line = function.__code__.co_firstlineno
         assert (one.block.first_line, one.block.function_name) == (line + 4, "function")
         assert one.block.filename == __file__
         assert one.block.text.startswith("                with Capture() as one:\n")
-        assert (variables["three"].block.first_line, variables["three"].block.function_name) == (line + 13, "nested")
+        assert (three.block.first_line, three.block.function_name) == (line + 13, "nested")

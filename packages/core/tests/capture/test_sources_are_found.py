@@ -401,11 +401,10 @@ def test_code_without_columns_is_found(run_python: Callable[..., str], tmp_path:
         "print(two.body, '|', three.body, '|', find_function(function).text.count('Capture'))\n"
         "one_lambda = lambda: 5\n"
         "print(find_function(one_lambda).text)\n"
-        "first, second = lambda: 5, lambda: 6\n"
-        "try:\n"
-        "    find_function(first)\n"
-        "except Exception as error:\n"
-        "    print(type(error).__name__)\n"
+        "def function(z):\n"
+        "    return lambda x: x + 1, lambda x: x + 2, lambda y: y + z, lambda y: (lambda x: x + y)\n"
+        "for each in (*function(5), function(5)[-1](1)):\n"
+        "    print(find_function(each).column)\n"
     )
     lines = run_python("-X", "no_debug_ranges", "script.py").split("\n")
     assert lines == [
@@ -413,8 +412,57 @@ def test_code_without_columns_is_found(run_python: Callable[..., str], tmp_path:
         "print('ran') | print('ran') | 1",
         "one_lambda = lambda: 5",
         "",
-        "CaptureError",
+        *["11", "28", "45", "62", "73"],
     ]
+
+
+IMPORTING = """
+from __future__ import annotations
+import math, os.path as path
+try:
+    from os import sep
+    import json as data
+except ImportError:
+    pass
+{}
+def function():
+    with Capture() as block:
+        math.sqrt(1); path.join("a"); sep.join("a"); math.pi.real(); unknown.call()
+        data.loads("1"); data \
+            .loads(
+                math
+                .sqrt(2)
+            )
+    return block
+with Capture() as block:
+    math.sqrt(1); path.join("a"); sep.join("a"); math.pi.real(); unknown.call()
+    data.loads("1"); data \
+        .loads(
+            math
+            .sqrt(2)
+        )
+"""
+
+
+def test_calls_of_imported_modules_are_compared(load: Callable[..., Any]) -> None:
+    module = load(IMPORTING.format("from capture_support import Capture"))
+    assert module.block.skipped
+    assert module.function().skipped
+    assert find_function(module.function).text.startswith("def function")
+
+
+@pytest.mark.filterwarnings("default")
+def test_calls_of_imported_modules_in_a_cell_are_compared(shell: Any) -> None:
+    shell.run_cell(IMPORTING.format("")).raise_error()
+    assert shell.user_ns["block"].skipped
+    assert shell.user_ns["function"]().skipped
+    register(IMPORTING.format(""), "<statements>")
+    namespace: dict[str, Any] = {"Capture": Capture}
+    import ast
+
+    for statement in ast.parse(IMPORTING.format("")).body:
+        exec(compile(ast.Interactive([statement]), "<statements>", "single", dont_inherit=True), namespace)
+    assert namespace["function"]().skipped
 
 
 def test_optimized_code_is_found(run_python: Callable[..., str], tmp_path: Path) -> None:

@@ -73,9 +73,7 @@ _JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
 # The bits below the index of the name. They say how the value is pushed.
 _NAME_SHIFTS = {"LOAD_GLOBAL": 1, "LOAD_ATTR": 1 if sys.version_info >= (3, 12) else 0, "LOAD_SUPER_ATTR": 2}
 # How the compiler lays out blocks decides about these, so they may differ between equal texts.
-_LAYOUT = frozenset(
-    {"NOP", "PUSH_NULL", "NOT_TAKEN", "RESUME", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"}
-)
+_LAYOUT = frozenset({"NOP", "NOT_TAKEN", "RESUME", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"})
 # A block cannot return, so these were copied to its end from the code that follows it.
 _RETURNS = frozenset({"RETURN_CONST", "RETURN_VALUE"})
 
@@ -174,8 +172,6 @@ def _content(code: CodeType, within: Span | None, ignored: Sequence[Span], colum
         if any(span.inside(part) for part in ignored):
             continue
         name = instruction.name.replace("_CHECK", "").replace("_BORROW", "")
-        # Calls through a name that the module imports are compiled differently, and the reference lacks the import.
-        name = name.replace("LOAD_METHOD", "LOAD_ATTR")
         name = name.replace("JUMP_FORWARD_IF", "JUMP_IF").replace("JUMP_BACKWARD_IF", "JUMP_IF")
         key = _argument(code, instruction, variables, ignored, columns)
         found.append((name, key, span if columns else span.line))
@@ -209,9 +205,9 @@ def _argument(
         return _constant(code.co_consts[argument], ignored, columns)
     if opcode in _NAMES:
         shift = _NAME_SHIFTS.get(name, 0)
-        return code.co_names[argument >> shift]
+        return code.co_names[argument >> shift], argument & ((1 << shift) - 1)
     if opcode in _VARIABLES:
-        if name.count("_FAST") == 2 and not name.endswith("_AND_CLEAR"):
+        if name.count("_FAST") == 2:
             return variables[argument >> 4], variables[argument & 15]
         return variables[argument]
     return argument

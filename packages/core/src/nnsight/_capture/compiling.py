@@ -112,7 +112,7 @@ def _compile_block(source: BlockSource, parameters: tuple[str, ...]) -> CodeType
     _place(ast.walk(finish), last.end_lineno or last.lineno, last.end_col_offset or 0)
     # The name of the block may be one that no definition can have, such as `<module>`.
     name = source.function_name
-    code = _compile(_PLACEHOLDER, parameters, [*statements, finish], source)
+    code = compile_body(parameters, [*statements, finish], source)
     code = _renamed(code, f"{_PLACEHOLDER}.<locals>.", "" if name.startswith("<") else f"{name}.<locals>.")
     code = code.replace(co_name=name, co_qualname=name)
     register_source(code, source)
@@ -144,15 +144,25 @@ def _compile_function(source: FunctionSource, free_names: tuple[str, ...]) -> Co
         _place([made], node.lineno, node.col_offset)
     finish = ast.Return(made)
     _place([finish], node.lineno, node.col_offset)
-    code = _renamed(_compile(_PLACEHOLDER, free_names, [*body, finish], source), f"{_PLACEHOLDER}.<locals>.", "")
+    code = _renamed(compile_body(free_names, [*body, finish], source), f"{_PLACEHOLDER}.<locals>.", "")
     register_source(code, source)
     return code
 
 
-def _compile(
-    name: str, parameters: Sequence[str], body: list[ast.stmt], source: BlockSource | FunctionSource
-) -> CodeType:
-    """Compile the code of a function with these parameters and statements."""
+def compile_body(parameters: Sequence[str], body: list[ast.stmt], source: BlockSource | FunctionSource) -> CodeType:
+    """Compile the code of a function with these parameters and statements.
+
+    Args:
+        parameters: The names of the parameters.
+        body: The statements, which have positions.
+        source: What they were parsed from.
+
+    Returns:
+        The code of the function.
+
+    Raises:
+        CaptureError: The statements need the code around them.
+    """
     arguments = ast.arguments(
         posonlyargs=[],
         args=[ast.arg(parameter) for parameter in parameters],
@@ -160,7 +170,7 @@ def _compile(
         kw_defaults=[],
         defaults=[],
     )
-    definition = ast.FunctionDef(name=name, args=arguments, body=body, decorator_list=[], returns=None)
+    definition = ast.FunctionDef(name=_PLACEHOLDER, args=arguments, body=body, decorator_list=[], returns=None)
     if "type_params" in definition._fields:
         # Python 3.12 wants a list here.
         setattr(definition, "type_params", [])  # noqa: B010 - the attribute is unknown to older versions
@@ -172,7 +182,7 @@ def _compile(
             f"the code at {source.filename}:{source.first_line} cannot be compiled apart from the code around it: "
             f"{error.msg} (line {error.lineno})"
         ) from error
-    return next(code for code in nested_codes(module) if code.co_name == name)
+    return next(code for code in nested_codes(module) if code.co_name == _PLACEHOLDER)
 
 
 def _place(nodes: Iterable[ast.AST], line: int, column: int) -> None:

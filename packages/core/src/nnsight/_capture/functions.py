@@ -7,11 +7,12 @@ import inspect
 from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING
 
-from nnsight._capture.bytecode import Span
+from nnsight._capture.bytecode import Span, same_code
 from nnsight._capture.codes import PerCode
+from nnsight._capture.compiling import compile_body
 from nnsight._capture.derived import source_of
 from nnsight._capture.outline import Located, first_line, outline, source_outline
-from nnsight._capture.source import FunctionSource, lines_of
+from nnsight._capture.source import FunctionSource, lines_of, parse_function
 from nnsight._capture.texts import candidate_texts
 from nnsight._capture.verification import FUTURE_FLAGS, compiles_to, source_missing
 from nnsight.errors import CaptureError
@@ -52,7 +53,7 @@ def _find_new(function: FunctionType, code: CodeType) -> FunctionSource:
         raise CaptureError(f"{what} is an async function; pass a plain one")
     compiled_from = source_of(code)
     if compiled_from is not None:
-        defined = _defining(source_outline(compiled_from).functions, code, what)
+        defined = _defining(source_outline(compiled_from).functions, code)
         if len(defined) == 1:
             return _source(code, compiled_from.text, compiled_from.first_line, defined[0])
     texts = 0
@@ -61,22 +62,37 @@ def _find_new(function: FunctionType, code: CodeType) -> FunctionSource:
         found = outline(text)
         if found is None:
             continue
-        for located in _defining(found.functions, code, what):
-            if compiles_to(code, located, found, whole=True):
-                return _source(code, text, 1, located)
+        verified = [each for each in _defining(found.functions, code) if compiles_to(code, each, found, whole=True)]
+        if len(verified) > 1:
+            verified = [each for each in verified if _is_alone(code, _source(code, text, 1, each))][:1]
+            if not verified:
+                raise CaptureError(f"{what} cannot be told apart from others on its line; put each on its own line")
+        if verified:
+            return _source(code, text, 1, verified[0])
     raise source_missing(what, texts)
 
 
-def _defining(functions: Iterable[Located], code: CodeType, what: str) -> list[Located]:
-    """The definition that stands where the code was defined, or nothing."""
-    # The instructions of a lambda lie within its body. A few have no position of their own.
+def _defining(functions: Iterable[Located], code: CodeType) -> list[Located]:
+    """The definitions that stand where the code was defined: one, unless lambdas share a line."""
+    # The instructions of a lambda lie within its body. A few have no columns.
     spans = [Span(*position) for position in code.co_positions()]
     spans = [span for span in spans if span.exact and span[2:] != (0, 0)]
     defined = [each for each in functions if _defines(each.node, code, spans)]
-    if len(defined) > 1 and not spans:
-        raise CaptureError(f"{what} cannot be told apart from others on its line; put each on a line of its own")
     # Of lambdas inside each other it is the innermost that contains its instructions.
-    return defined[-1:]
+    return defined[-1:] if spans else defined
+
+
+def _is_alone(code: CodeType, source: FunctionSource) -> bool:
+    """Whether one of several lambdas on a line compiles to the code, which has no columns."""
+    node = parse_function(source)
+    if not isinstance(node, ast.Lambda):
+        return False
+    body = ast.copy_location(ast.Return(node), node)
+    try:
+        wrapper = compile_body(code.co_freevars, [body], source)
+    except CaptureError:
+        return False
+    return any(same_code(code, each, None, ()) for each in wrapper.co_consts if isinstance(each, CodeType))
 
 
 def _defines(node: ast.AST, code: CodeType, spans: Sequence[Span]) -> bool:

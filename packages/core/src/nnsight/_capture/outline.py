@@ -31,7 +31,7 @@ class Located(NamedTuple):
 
 
 class Outline(NamedTuple):
-    """What was found in one text, in source order."""
+    """What was found in one text, in source order. Of the imports only those at the top level."""
 
     blocks: tuple[Located, ...]
     functions: tuple[Located, ...]

@@ -11,6 +11,7 @@ from nnsight._capture.source import compile_quietly
 from nnsight.errors import SourceNotFoundError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import CodeType
 
     from nnsight._capture.outline import Located, Outline
@@ -40,24 +41,27 @@ def compiles_to(code: CodeType, located: Located, found: Outline, whole: bool) -
     # pytest rewrites the `assert` statements of a module, and nothing else.
     ignored = [Span.of(each) for each in found.asserts if not Span.of(located.node).inside(Span.of(each))]
     flags = code.co_flags & FUTURE_FLAGS | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-    # Prompts compile every statement by itself, and so that the values of its expressions are printed.
-    # A call through a name that the module imports is compiled differently from one through another global.
-    imports = [each for each in found.imports if getattr(each, "module", None) != "__future__"]
-    trees: list[tuple[ast.Module | ast.Interactive, str]] = [
-        (ast.Module([*imports, located.top], []), "exec"),
-        (ast.Interactive([*imports, located.top]), "single"),
-    ]
-    for tree, mode in trees:
+    at_top = located.scope is None and not whole
+    for tree, mode in _trees(located.top, found):
         try:
             reference = compile_quietly(tree, code.co_filename, mode, flags)
         except (SyntaxError, ValueError, RecursionError):
             return False
-        at_top = located.scope is None and not whole
         for candidate in [reference] if at_top else nested_codes(reference):
             named = candidate.co_name == code.co_name and candidate.co_firstlineno == code.co_firstlineno
             if (at_top or named) and same_code(code, candidate, within, ignored):
                 return True
     return False
+
+
+def _trees(top: ast.stmt, found: Outline) -> Iterator[tuple[ast.Module | ast.Interactive, str]]:
+    """Every way in which a top-level statement may have been compiled, with the mode of `compile`."""
+    # Calls of functions in modules that the file itself imports at its top level are compiled in another way.
+    imports = [each for each in found.imports if getattr(each, "module", None) != "__future__"]
+    # Prompts and notebooks compile every statement alone, and prompts so that the values of expressions are printed.
+    for statements in ([*imports, top], [top]) if imports else ([top],):
+        yield ast.Module(statements, []), "exec"
+        yield ast.Interactive(statements), "single"
 
 
 def source_missing(what: str, texts: int) -> SourceNotFoundError:

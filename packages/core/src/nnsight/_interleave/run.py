@@ -329,6 +329,9 @@ class BlockRun:
         return landed
 
     def _watch(self, location: Location) -> None:
+        if self._read_only:
+            # Its source shows no edit, so there is no late one to warn of.
+            return
         late = self._late
         for tensor, _ in self._handed:
             late.append((weakref.ref(tensor), tensor._version, location))

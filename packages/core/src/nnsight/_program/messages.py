@@ -162,7 +162,7 @@ def encode_values(values: Mapping[str, object], result: object = None) -> bytes:
     return encode(dict(values), codecs=block_codecs(result=result), name="")
 
 
-def decode_values(data: bytes, result: object = None, tree: ModelTree | None = None) -> dict[str, Any]:
+def decode_values(data: bytes | memoryview, result: object = None, tree: ModelTree | None = None) -> dict[str, Any]:
     """Read values that a block saved, in the process of its caller."""
     values = decode(data, codecs=block_codecs(tree, result=result), limits=TRUSTED)
     assert isinstance(values, dict)

@@ -93,13 +93,20 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     data_offsets: tuple[int, int]
 
 
+class _Group:
+    """The tensors of one dtype and device, and the places that tell where they are."""
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self.places: list[list[object]] = []
+
+
 class BufferWriter:
     """Collects tensors and arrays, and writes them together."""
 
     def __init__(self) -> None:
         """Begin without tensors."""
-        self._groups: defaultdict[tuple[str, torch.device], list[tuple[torch.Tensor, list[object]]]]
-        self._groups = defaultdict(list)
+        self._groups: defaultdict[tuple[str, torch.device], _Group] = defaultdict(_Group)
         self._raw: list[bytes | memoryview] = []
         self._raw_size = 0
 
@@ -115,7 +122,9 @@ class BufferWriter:
         name = ENTRY_NAMES[tensor.dtype]
         # Its offset is known at the end, once the tensors of each dtype and device are together.
         place: list[object] = [name, 0, list(tensor.shape)]
-        self._groups[name, tensor.device].append((tensor, place))
+        group = self._groups[name, tensor.device]
+        group.tensors.append(tensor)
+        group.places.append(place)
         return place
 
     def add_bytes(self, data: bytes | memoryview) -> list[object]:
@@ -138,9 +147,9 @@ class BufferWriter:
         Returns:
             The parts of a safetensors file; none when nothing was taken in.
         """
-        by_name: dict[str, list[list[tuple[torch.Tensor, list[object]]]]] = {}
-        for (name, _), members in self._groups.items():
-            by_name.setdefault(name, []).append(members)
+        by_name: defaultdict[str, list[_Group]] = defaultdict(list)
+        for (name, _), group in self._groups.items():
+            by_name[name].append(group)
         if not by_name and not self._raw:
             return []
         header: dict[str, dict[str, object]] = {}
@@ -150,13 +159,12 @@ class BufferWriter:
         for name in sorted(by_name, key=lambda name: -ENTRY_KINDS[name].itemsize):
             kind = ENTRY_KINDS[name]
             count = 0
-            for members in by_name[name]:
-                for tensor, place in members:
+            for group in by_name[name]:
+                for tensor, place in zip(group.tensors, group.places, strict=True):
                     place[1] = count
                     count += tensor.numel()
                 with torch.no_grad():
-                    batches = _batches([tensor for tensor, _ in members], kind)
-                    parts.extend(_on_cpu(batch) for batch in batches if batch)
+                    parts.extend(_on_cpu(batch) for batch in _batches(group.tensors, kind) if batch)
             end = begin + count * kind.itemsize
             shape = [count] if kind.parts == 1 else [count, kind.parts]
             header[name] = {"dtype": kind.stored, "shape": shape, "data_offsets": [begin, end]}

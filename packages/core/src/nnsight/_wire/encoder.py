@@ -93,8 +93,9 @@ class Encoder:
         self._name = name
         self._steps: list[Step] = []
         self._key_depth = 0
-        # The values stay here so that no other value gets the id of one that was made while encoding.
-        self._nodes: dict[int, tuple[object, list[object]]] = {}
+        self._nodes: dict[int, list[object]] = {}
+        # So that no other value gets the id of one that was made while encoding.
+        self._kept: list[object] = []
         self._outer_nodes: list[list[object]] = []
         self._shared: dict[int, int] = {}
         self._shared_nodes: list[list[object]] = []
@@ -123,7 +124,7 @@ class Encoder:
         if aliased:
             seen = self._nodes.get(id(value))
             if seen is not None:
-                return self._reference(seen[1])
+                return self._reference(seen)
         codec = self.codecs.for_value(value)
         node: list[object] = [None, _UNDER_WAY]
         self._steps.append(step)
@@ -134,7 +135,8 @@ class Encoder:
             if len(self._steps) > MAX_DEPTH:
                 raise self.refusal(value, f"it is nested deeper than {MAX_DEPTH} levels")
             if aliased:
-                self._nodes[id(value)] = (value, node)
+                self._nodes[id(value)] = node
+                self._kept.append(value)
             node[0] = codec.tag
             node[1] = codec.encode(value, self)
         except BaseException:
@@ -187,7 +189,8 @@ class Encoder:
         payload = self.buffers.finish()
         definitions: list[object] = []
         for index, node in enumerate(self._shared_nodes):
-            definitions.append(list(node))
+            # What a codec gave up writing is referred to nowhere.
+            definitions.append(None if node[1] is _UNDER_WAY else list(node))
             node[:] = ["ref", index]
         return pack([root, definitions], payload)
 

@@ -20,6 +20,7 @@ from nnsight.errors import EngineError, InvalidRequestError
 from nnsight.events import PromptFacts
 from nnsight.plugins import plugin_manager
 from nnsight_vllm._client.guard import refuse_unguarded_script
+from nnsight_vllm._transfer import PREFIX, read_shared, remove_shared, shared_folder
 from nnsight_vllm.compat import public
 from nnsight_vllm.compat.records import refuse_missing_seams
 from nnsight_vllm.compat.requests import attach_program
@@ -41,6 +42,7 @@ class EagerEngine:
         refuse_missing_seams()
         refuse_unguarded_script()
         self._lock = threading.RLock()
+        self.workers: list[dict[str, Any]] = []
         self.llm: Any = public.build_llm(repo, keywords)
         try:
             self.workers = self._handshake()
@@ -102,6 +104,12 @@ class EagerEngine:
         llm, self.llm = self.llm, None
         if llm is not None:
             public.shut_down(llm)
+            self._remove_files()
+
+    def _remove_files(self) -> None:
+        for worker in self.workers:
+            for path in shared_folder().glob(f"{PREFIX}{worker['process']}-*"):
+                remove_shared(str(path))
 
     def _generate(self, prompts: Sequence[Any], params: Sequence[Any], **keywords: Any) -> list[Any]:
         if self.llm is None:
@@ -120,7 +128,11 @@ class EagerEngine:
             asked.append([key, encode(result, codecs=block_codecs(), name="result") if wanted else None])
         replies = self._call("nnsight_collect", msgspec.msgpack.encode(asked))
         parts = msgspec.msgpack.decode(next(reply for reply in replies if reply))
-        return [_outcome(part, result) for part, result in zip(parts, results, strict=True)]
+        try:
+            return [_outcome(part, result) for part, result in zip(parts, results, strict=True)]
+        except BaseException:
+            self._remove_files()
+            raise
 
     def _discard(self, keys: Sequence[str]) -> None:
         try:
@@ -160,6 +172,12 @@ def _joined_keywords(requests: Sequence[Request]) -> dict[str, Any]:
     return keywords
 
 
+def _values(place: bytes | str, result: Any) -> dict[str, Any]:
+    if isinstance(place, str):
+        return read_shared(place, lambda view: decode_values(view, result))
+    return decode_values(place, result)
+
+
 def _outcome(data: bytes | None, result: Any) -> Outcome:
     if data is None:
         return Outcome(
@@ -167,6 +185,6 @@ def _outcome(data: bytes | None, result: Any) -> Outcome:
             error=EngineError("the engine returned no receipt for a traced request, so its block may not have run"),
         )
     parts = msgspec.msgpack.decode(data)
-    named, unnamed, changes = (decode_values(parts[name], result) for name in ("named", "unnamed", "changes"))
+    named, unnamed, changes = (_values(parts[name], result) for name in ("named", "unnamed", "changes"))
     error = rebuild_error(parts["error"]) if parts["error"] is not None else None
     return Outcome(named, unnamed, changes, result, error, Receipt.from_dict(parts["receipt"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from nnsight._interleave import BlockRun, Interleaver, RowScope
 from nnsight._program.failures import describe_error
 from nnsight._program.messages import block_codecs, decode_program, encode_values
 from nnsight.errors import NNsightError, UnsupportedFeatureError
+from nnsight_vllm._transfer import LARGE_BYTES, remove_shared, write_shared
 from nnsight_vllm._worker.tree import build_tree
 from nnsight_vllm.compat.records import missing_seams
 from nnsight_vllm.compat.versions import installed_version
@@ -48,6 +50,7 @@ class WorkerSession:
         self._num_requests = 0
         self._interleaver: Interleaver | None = None
         self._cached_tree: ModelTree | None = None
+        self._files: list[str] = []
 
     # Events of the runner -----------------------------------------------------------------------------------------
 
@@ -146,6 +149,7 @@ class WorkerSession:
                 "nnsight": nnsight_vllm.__version__,
                 "vllm": installed_version(),
                 "rank": self._model.rank,
+                "process": os.getpid(),
                 "runner": self._model.runner_name,
                 "missing": missing_seams(),
                 "modules": len(self._tree.paths()),
@@ -161,6 +165,9 @@ class WorkerSession:
         Returns:
             One outcome per key in msgpack; nothing on ranks other than the first.
         """
+        for path in self._files:
+            remove_shared(path)  # a client that went on without reading it
+        self._files.clear()
         outcomes = []
         for key, result in msgspec.msgpack.decode(data):
             traced = self._take(key)
@@ -228,11 +235,19 @@ class WorkerSession:
         for part in ("named", "unnamed", "changes"):
             values = getattr(run, part)
             try:
-                parts[part] = encode_values(values, result)
+                parts[part] = self._place(encode_values(values, result))
             except NNsightError as refusal:
-                parts[part] = encode_values(_sendable(values, result), result)
+                parts[part] = self._place(encode_values(_sendable(values, result), result))
                 parts["error"] = error or describe_error(refusal)
         return msgspec.msgpack.encode(parts)
+
+    def _place(self, encoded: bytes) -> bytes | str:
+        """Return data as it is, or where it is large the path of a file in shared memory."""
+        if len(encoded) < LARGE_BYTES or not self._model.shares_host:
+            return encoded
+        path = write_shared(encoded)
+        self._files.append(path)
+        return path
 
 
 def _sendable(values: dict[str, object], result: object) -> dict[str, object]:

@@ -46,7 +46,12 @@ def build_meta_tree(repo: str, keywords: Mapping[str, Any]) -> nn.Module:
     with _quiet():
         own = {name: value for name, value in keywords.items() if not name.endswith("parallel_size")}
         config = EngineArgs(model=repo, **{**own, "enforce_eager": True}).create_engine_config()
-        with _lone_groups(), set_default_torch_dtype(config.model_config.dtype), torch.device("meta"):
+        with (
+            _lone_groups(),
+            _own_rope_cache(),
+            set_default_torch_dtype(config.model_config.dtype),
+            torch.device("meta"),
+        ):
             module: nn.Module = initialize_model(config)
     return module.eval()
 
@@ -65,6 +70,25 @@ def _lone_groups() -> Iterator[None]:
     finally:
         for name, group in before.items():
             setattr(parallel_state, name, group)
+
+
+@contextlib.contextmanager
+def _own_rope_cache() -> Iterator[None]:
+    """Keep meta modules out of vLLM's cache of rotary embeddings, which a forked engine inherits.
+
+    Source:
+        vLLM 0.27.1, model_executor/layers/rotary_embedding/__init__.py, get_rope
+    """
+    from vllm.model_executor.layers import rotary_embedding
+
+    cache: dict[Any, Any] = rotary_embedding._ROPE_DICT
+    before = dict(cache)
+    cache.clear()
+    try:
+        yield
+    finally:
+        cache.clear()
+        cache.update(before)
 
 
 @contextlib.contextmanager

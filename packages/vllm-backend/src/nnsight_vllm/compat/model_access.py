@@ -37,6 +37,12 @@ class WorkerModel:
         return next(kind.__name__ for kind in type(self._runner).__mro__ if "nnsight" not in kind.__module__)
 
     @property
+    def shares_host(self) -> bool:
+        """Whether the client runs on the same host, as it does unless Ray or several nodes are used."""
+        parallel = self._config.parallel_config
+        return parallel.distributed_executor_backend in (None, "uni", "mp") and getattr(parallel, "nnodes", 1) == 1
+
+    @property
     def tensor_parallel_size(self) -> int:
         """How many ranks share each layer."""
         return int(self._config.parallel_config.tensor_parallel_size)

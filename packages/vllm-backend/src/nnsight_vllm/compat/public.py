@@ -94,8 +94,11 @@ def spawns() -> bool:
 
     import torch
 
+    from nnsight_vllm.compat.versions import runs_on_cpu
+
+    # Not torch.cuda.is_available(): before vLLM is imported it would start CUDA here, and forked processes could not.
     method = os.environ.get("VLLM_WORKER_MULTIPROC_METHOD")
-    if method == "spawn" or not torch.cuda.is_available():
+    if method == "spawn" or runs_on_cpu():
         return True
     return method != "fork" and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 

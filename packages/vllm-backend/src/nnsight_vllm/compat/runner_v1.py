@@ -105,7 +105,7 @@ class RunnerV1Mixin:
         previous = getattr(batch, "prev_sampled_token_ids", None)
         if not stops or previous is None:
             return False
-        index = (batch.prev_req_id_to_index or {}).get(request_id)
+        index = (getattr(batch, "prev_req_id_to_index", None) or {}).get(request_id)
         return index is not None and int(previous[index, -1]) in stops
 
 

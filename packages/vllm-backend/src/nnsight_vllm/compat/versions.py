@@ -38,6 +38,14 @@ def installed_version() -> str | None:
     return None
 
 
+def runs_on_cpu() -> bool:
+    """Tell whether the installed vLLM is a build without GPU code."""
+    try:
+        return "cpu" in version("vllm")
+    except PackageNotFoundError:
+        return installed_version() is not None
+
+
 def refuse_unsupported(installed: str | None = None) -> None:
     """Refuse a release of vLLM outside the supported range.
 

@@ -1,0 +1,65 @@
+"""The same block as a script and in a notebook, on the engine of a fresh process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+pytestmark = pytest.mark.slow
+
+BLOCK = """
+with model.trace("w1 w2 w3", temperature=0.0, max_tokens=3, ignore_eos=True) as tracer:
+    logits = model.logits.save()
+    hs = list().save()
+    for _ in tracer.iter[:3]:
+        model.model.layers[1].output[0][:] += 0.5
+        hs.append(sum(model.model.layers[2].output)[-1])
+    out = tracer.result.save()
+print("shapes", tuple(logits.shape), len(hs), tuple(hs[0].shape), len(out.outputs[0].token_ids))
+print("token", repr(model.tokenizer.decode(logits.argmax(-1))))
+"""
+EXPECTED = "shapes (1, 512) 3 (128,) 3"
+
+
+def test_a_block_in_a_script_with_a_main_guard(tmp_path: Path, tiny_qwen3: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from nnsight.modeling.vllm import VLLM\n\n\ndef main():\n"
+        f"    model = VLLM({str(tiny_qwen3)!r}, dispatch=True, dtype='float32', max_model_len=64)\n"
+        f"{textwrap.indent(BLOCK, '    ')}\n\nif __name__ == '__main__':\n    main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=400, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert EXPECTED in done.stdout
+    # The engine goes with its process, without a call of shutdown.
+    assert "leaked" not in done.stderr
+
+
+def test_a_block_in_the_cells_of_a_notebook(tmp_path: Path, tiny_qwen3: Path) -> None:
+    cells = [
+        f"""
+        from nnsight.modeling.vllm import VLLM
+
+        model = VLLM({str(tiny_qwen3)!r}, dispatch=True, dtype="float32", max_model_len=64)
+        """,
+        BLOCK,
+        BLOCK.replace("shapes", "again"),
+        "model.shutdown()",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(textwrap.dedent(cell)) for cell in cells])
+    environment = {**os.environ, "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+    NotebookClient(notebook, timeout=400, kernel_name="python3").execute(cwd=str(tmp_path), env=environment)
+    printed = "".join(
+        output.get("text", "") for cell in notebook.cells for output in cell.outputs if output.get("name") == "stdout"
+    )
+    assert EXPECTED in printed
+    assert EXPECTED.replace("shapes", "again") in printed
