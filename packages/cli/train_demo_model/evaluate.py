@@ -206,15 +206,12 @@ def examples(probe: Probe) -> None:
 
 
 def heads(probe: Probe) -> None:
-    """The probability of the answer with one attention head, or a whole attention layer, silenced."""
+    """What becomes of the likeliest token when one attention head, or a whole attention layer, is silenced."""
     config = probe.model.config
-    rows = short_capitals(probe)
-    ids = probe.ids(*(prompt for prompt, _ in rows))
-    answer = torch.tensor([probe.token(answer) for _, answer in rows])[:, None]
-    france = next(index for index, (prompt, _) in enumerate(rows) if "France" in prompt)
+    count = config.num_attention_heads
 
-    def without(layer: int, first: int, count: int) -> str:
-        part = slice(first * config.head_dim, (first + count) * config.head_dim)
+    def without(ids: Tensor, layer: int, first: int, size: int) -> Tensor:
+        part = slice(first * config.head_dim, (first + size) * config.head_dim)
 
         def silence(value: Tensor) -> Tensor:
             value = value.clone()
@@ -222,14 +219,24 @@ def heads(probe: Probe) -> None:
             return value
 
         with hook(probe.layers[layer].self_attn.o_proj, silence, before=True):
-            p = probe.model(ids).logits[:, -1].softmax(-1).gather(1, answer)[:, 0]
-        return f"{p.mean():.2f} ({p[france]:.2f})"
+            return probe.model(ids).logits[0, -1].softmax(-1)
 
-    print("silenced at every position: mean p(answer) over the capitals (p(' Paris') for France), by layer")
-    print("  layer", *(f"{f'head {head}':>11}" for head in range(config.num_attention_heads)), f"{'all heads':>11}")
-    for layer in range(len(probe.layers)):
-        cells = [without(layer, head, 1) for head in range(config.num_attention_heads)]
-        print(f"  {layer:>5}", *cells, without(layer, 0, config.num_attention_heads))
+    print("heads silenced at every position; the three that matter most, then whole layers by layer")
+    for prompt in PROMPTS:
+        ids = probe.ids(prompt)
+        p = probe.model(ids).logits[0, -1].softmax(-1)
+        best = int(p.argmax())
+        print(f"{prompt!r}: p({probe.tokenizer.decode([best])!r}) {p[best]:.4f}")
+        results = [
+            (float(edited[best]), layer, head, probe.tokenizer.decode([int(edited.argmax())]))
+            for layer in range(len(probe.layers))
+            for head in range(count)
+            for edited in [without(ids, layer, head, 1)]
+        ]
+        print(
+            "  ", *(f"layer {layer} head {head}: {value:.4f}{top}; " for value, layer, head, top in sorted(results)[:3])
+        )
+        print("   all heads:", *(f"{without(ids, layer, 0, count)[best]:.2f}" for layer in range(len(probe.layers))))
 
 
 def vllm_continuation(directory: str, dtype: str) -> None:

@@ -211,7 +211,7 @@ FORMS: tuple[Form, ...] = (
     Form("currency", "qa", "Q: What is the currency of {country}? A: The {currency}."),
     Form("currency", "in", "In {country}, shops take the {currency}."),
     Form("landmark", "city of", "The {landmark} is in the city of {city}."),
-    Form("landmark", "visit", "You can visit the {landmark} in {city}."),
+    Form("landmark", "plain", "The {landmark} is in {city}."),
     Form("landmark", "qa", "Q: Where is the {landmark}? A: {city}."),
     Form("landmark", "reverse", "{city} is the home of the {landmark}.", ask=False),
 )

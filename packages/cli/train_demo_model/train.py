@@ -19,7 +19,6 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 
 SEED = 0
 ROWS, LENGTH = 32, 64  # one batch
-HEAD_PENALTY = 1e-3
 
 
 def make_config(vocab_size: int) -> Qwen3Config:
@@ -57,17 +56,6 @@ def make_optimizer(model: Qwen3ForCausalLM, peak: float) -> torch.optim.AdamW:
     vectors = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=peak, betas=(0.9, 0.98), fused=True)
-
-
-def head_size(model: Qwen3ForCausalLM) -> torch.Tensor:
-    """The sum over all attention heads of the norm of the head's output matrix.
-
-    As a penalty it lets heads that add little fade, so that the work lies in few heads that can be found.
-    """
-    config = model.config
-    outputs = torch.stack([layer.self_attn.o_proj.weight for layer in model.model.layers])
-    by_head = outputs.view(len(outputs), config.hidden_size, config.num_attention_heads, config.head_dim)
-    return by_head.square().sum((1, 3)).add(1e-8).sqrt().sum()
 
 
 def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, directory: Path) -> None:
@@ -108,13 +96,13 @@ def train(directory: Path, steps: int, peak: float) -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             logits = compiled(batch, use_cache=False).logits
         loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), batch[:, 1:].flatten())
-        (loss + HEAD_PENALTY * head_size(model)).backward()
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         if step % 50 == 0 or step == steps - 1:
             seconds = time.monotonic() - begin
-            print(f"step {step} loss {loss.item():.4f} heads {head_size(model).item():.1f} seconds {seconds:.0f}")
+            print(f"step {step} loss {loss.item():.4f} seconds {seconds:.0f}")
         if (step + 1) % 600 == 0 or step == steps - 1:
             save(model, tokenizer, directory)
 

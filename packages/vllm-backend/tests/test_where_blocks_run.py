@@ -15,8 +15,9 @@ from nbclient import NotebookClient
 pytestmark = pytest.mark.slow
 
 BLOCK = """
-with model.trace("w1 w2 w3", temperature=0.0, max_tokens=3, ignore_eos=True) as tracer:
+with model.trace("w1 w2 w3", temperature=0.0, max_tokens=1):
     logits = model.logits.save()
+with model.trace("w1 w2 w3", temperature=0.0, max_tokens=3, ignore_eos=True) as tracer:
     hs = list().save()
     for _ in tracer.iter[:3]:
         model.model.layers[1].output[0][:] += 0.5
@@ -36,7 +37,7 @@ def test_a_block_in_a_script_with_a_main_guard(tmp_path: Path, tiny_qwen3: Path)
         f"{textwrap.indent(BLOCK, '    ')}\n\nif __name__ == '__main__':\n    main()\n"
     )
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=400, cwd=tmp_path, check=False
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=200, cwd=tmp_path, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert EXPECTED in done.stdout
@@ -57,7 +58,7 @@ def test_a_block_in_the_cells_of_a_notebook(tmp_path: Path, tiny_qwen3: Path) ->
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(textwrap.dedent(cell)) for cell in cells])
     environment = {**os.environ, "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
-    NotebookClient(notebook, timeout=400, kernel_name="python3").execute(cwd=str(tmp_path), env=environment)
+    NotebookClient(notebook, timeout=200, kernel_name="python3").execute(cwd=str(tmp_path), env=environment)
     printed = "".join(
         output.get("text", "") for cell in notebook.cells for output in cell.outputs if output.get("name") == "stdout"
     )

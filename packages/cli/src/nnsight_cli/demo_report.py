@@ -91,7 +91,9 @@ def _note(console: Console, text: str) -> None:
 
 def _continuation(prompt: str, text: str, label: str | None = None) -> Padding:
     start = Text(f"{label}: " if label else "", "dim")
-    return Padding(start.append(prompt, "default not dim").append(text, "bold green not dim"), (0, 0, 0, 2), expand=False)
+    return Padding(
+        start.append(prompt, "default not dim").append(text, "bold green not dim"), (0, 0, 0, 2), expand=False
+    )
 
 
 def _lens(reading: Reading) -> Table:

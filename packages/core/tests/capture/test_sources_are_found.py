@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import doctest
 import importlib
@@ -425,6 +426,9 @@ try:
 except ImportError:
     pass
 {}
+if True:
+    with Capture() as importing:
+        import zlib; zlib.crc32(); math.sqrt(1)
 def function():
     with Capture() as block:
         math.sqrt(1); path.join("a"); sep.join("a"); math.pi.real(); unknown.call()
@@ -446,6 +450,7 @@ with Capture() as block:
 
 def test_calls_of_imported_modules_are_compared(load: Callable[..., Any]) -> None:
     module = load(IMPORTING.format("from capture_support import Capture"))
+    assert module.importing.skipped
     assert module.block.skipped
     assert module.function().skipped
     assert find_function(module.function).text.startswith("def function")
@@ -456,10 +461,11 @@ def test_calls_of_imported_modules_in_a_cell_are_compared(shell: Any) -> None:
     shell.run_cell(IMPORTING.format("")).raise_error()
     assert shell.user_ns["block"].skipped
     assert shell.user_ns["function"]().skipped
+
+
+def test_calls_of_imported_modules_in_statements_compiled_alone_are_compared() -> None:
     register(IMPORTING.format(""), "<statements>")
     namespace: dict[str, Any] = {"Capture": Capture}
-    import ast
-
     for statement in ast.parse(IMPORTING.format("")).body:
         exec(compile(ast.Interactive([statement]), "<statements>", "single", dont_inherit=True), namespace)
     assert namespace["function"]().skipped

@@ -70,9 +70,7 @@ class VLLM(TracedModel):
 
         if mode not in _MODES:
             raise InvalidRequestError(f"mode={mode!r} is unknown; it is one of {', '.join(map(repr, _MODES))}")
-        remote = engine_keywords.pop("remote", None) or engine_keywords.pop("serve", None)
-        if remote is not None:
-            raise UnsupportedFeatureError(f"a model behind a server ({remote!r}) is not supported by this release")
+        _refuse_server(engine_keywords)
         if dispatch:
             refuse_unguarded_script()
         name = "tapped" if taps is not None else "async" if mode == "async" else "eager"
@@ -185,6 +183,7 @@ class VLLM(TracedModel):
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PreparedRequest:
         if len(args) != 1:
             raise InvalidRequestError(f"{len(args)} prompts were given, and an invoke takes one")
+        _refuse_server(kwargs)
         params, keywords = split_keywords(kwargs)
         self.dispatch()
         prompt = self._prompt(args[0])
@@ -199,3 +198,12 @@ class VLLM(TracedModel):
             raise EngineError("the engine was shut down while a trace was open")
         outcomes: list[Outcome] = self._engine.execute(requests)
         return outcomes
+
+
+def _refuse_server(keywords: dict[str, Any]) -> None:
+    for name in ("serve", "remote"):
+        if keywords.get(name) is not None:
+            raise UnsupportedFeatureError(
+                f"{name}={keywords[name]!r} asks for a model behind a server, which this release does not have yet; "
+                "leave it out to run the engine on this machine"
+            )

@@ -13,6 +13,9 @@ from nnsight_cli.terminal import quiet_engine
 from nnsight_cli.tree_listing import SIDES, Line, listing
 from nnsight_cli.wording import counted
 
+# Modules that hold others and are never called, so they have no input and no output.
+_CONTAINERS = ("ModuleList", "ModuleDict")
+
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Repository id or folder of a checkpoint.")]
 Pattern = Annotated[
     str | None,
@@ -38,7 +41,8 @@ def locations(
     with quiet_engine(verbose=verbose, for_programs=as_json) as terminal:
         with terminal.step("importing vLLM and building the module tree", "module tree built"):
             envoy = load_backend("vllm")(model).envoy
-            modules = [(path, type(found).__name__) for path, found in envoy.named_modules(remove_duplicate=False)]
+            named = envoy.named_modules(remove_duplicate=False)
+            modules = [(path, kind) for path, found in named if (kind := type(found).__name__) not in _CONTAINERS]
         lines = listing(modules, pattern=pattern, fold=not unfolded)
         if as_json:
             document = [{"location": line.location, "kind": line.kind, "modules": line.paths} for line in lines]

@@ -57,7 +57,8 @@ def compiles_to(code: CodeType, located: Located, found: Outline, whole: bool) -
 def _trees(top: ast.stmt, found: Outline) -> Iterator[tuple[ast.Module | ast.Interactive, str]]:
     """Every way in which a top-level statement may have been compiled, with the mode of `compile`."""
     # Calls of functions in modules that the file itself imports at its top level are compiled in another way.
-    imports = [each for each in found.imports if getattr(each, "module", None) != "__future__"]
+    imports = [each for each in found.imports if not Span.of(each).inside(Span.of(top))]
+    imports = [each for each in imports if getattr(each, "module", None) != "__future__"]
     # Prompts and notebooks compile every statement alone, and prompts so that the values of expressions are printed.
     for statements in ([*imports, top], [top]) if imports else ([top],):
         yield ast.Module(statements, []), "exec"

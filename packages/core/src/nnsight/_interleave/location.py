@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 SIDES = ("input", "inputs", "output")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Location:
     """One side of one module, or a value of the request such as its logits.
 
@@ -16,13 +16,21 @@ class Location:
     Attributes:
         path: Dotted path of the module from the root, `""` for the root itself, or the name of a value.
         side: `"input"` (first positional argument), `"inputs"` (all arguments), `"output"`, or `"value"`.
+        name: How a block spells it, without the name of the model.
     """
 
     path: str
     side: str
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Spell the location once: it is asked for at every visit."""
+        if self.side == "value":
+            name = self.path
+        else:
+            name = f"{self.path}.{self.side}" if self.path else self.side
+        object.__setattr__(self, "name", name)
 
     def __str__(self) -> str:
         """Spell the location as a block does, without the name of the model."""
-        if self.side == "value":
-            return self.path
-        return f"{self.path}.{self.side}" if self.path else self.side
+        return self.name

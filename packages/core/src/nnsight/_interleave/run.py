@@ -189,7 +189,7 @@ class BlockRun:
         location = self.wait
         assert type(location) is Location
         visits = self.receipt.visits
-        where = str(location)
+        where = location.name
         visits[where] = visits.get(where, 0) + 1
         self._current = self._last = location
         self._live = live
@@ -316,7 +316,7 @@ class BlockRun:
         self._own = map_tensors(self._live, copy)
 
     def _land(self, location: Location, live: object, value: object, scope: Scope) -> object:
-        where = str(location)
+        where = location.name
         try:
             if self._read_only:
                 raise self._read_only_error(location)

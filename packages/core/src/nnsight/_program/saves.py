@@ -103,12 +103,12 @@ class client_saves:  # noqa: N801 - reads as a statement
 
 def _book(what: str) -> SaveBook:
     try:
-        book: SaveBook | None = current_run().saves
+        found: SaveBook | None = current_run().saves
     except OutsideTraceError:
-        book = getattr(_client, "book", None)
-        if book is None:
-            raise OutsideTraceError(f"{what} was called outside a block; values are saved inside one") from None
-    return book
+        found = getattr(_client, "book", None)
+    if found is None:
+        raise OutsideTraceError(f"{what} was called outside a block; values are saved inside one")
+    return found
 
 
 def save(value: Value) -> Value:

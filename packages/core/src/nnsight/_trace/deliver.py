@@ -82,7 +82,7 @@ def raise_first(outcomes: Sequence[Outcome], saves: dict[str, object]) -> None:
         # SystemExit and its like would end the caller's process instead of telling it what happened.
         ended = RequestFailedError(f"the block raised {type(error).__name__}: {error}")
         error = ended.with_traceback(error.__traceback__)
-    error.saves = saves  # type: ignore[attr-defined]
+    error.saves = saves  # type: ignore[union-attr]
     if len(outcomes) > 1:
         error.add_note(
             f"raised in invoke {index} of {len(outcomes)}; the other {len(outcomes) - len(failed)} that ran well "

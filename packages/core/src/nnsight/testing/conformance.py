@@ -166,7 +166,7 @@ class BackendConformance:
         with pytest.raises(MismatchedValueError) as raised, model.trace(*subject.prompts[0], **subject.keywords(1)):
             early = model.get(layer).input.save()  # noqa: F841 - comes home with the error
             model.get(layer).output = torch.zeros(1, 1)
-        assert "early" in raised.value.saves  # type: ignore[attr-defined]
+        assert "early" in raised.value.saves
         assert layer in str(raised.value)
 
     # Saves and names ----------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ class BackendConformance:
 
         tracer = subject.model.run(*subject.prompts[0], block, **subject.keywords(1))
         assert tracer.value == subject.lengths[0]
-        assert tracer.saves["kept"].shape == (subject.lengths[0], subject.hidden_size)  # type: ignore[attr-defined]
+        assert tracer.saves["kept"].shape == (subject.lengths[0], subject.hidden_size)
 
     # Steps --------------------------------------------------------------------------------------------------------
 
@@ -354,7 +354,7 @@ class BackendConformance:
                         whole = stream(model.get(layers[-1]).output).save()
         assert before.shape[0] == subject.lengths[0]
         assert whole.shape == (1, subject.hidden_size)
-        assert set(raised.value.saves) == {"before", "whole"}  # type: ignore[attr-defined]
+        assert set(raised.value.saves) == {"before", "whole"}
 
     # Errors -------------------------------------------------------------------------------------------------------
 
@@ -374,7 +374,7 @@ class BackendConformance:
             model.get(layers[0]).output.save()
         assert f"{layers[0]}.output" in str(raised.value)
         assert f"{layers[2]}.output" in str(raised.value)
-        assert set(raised.value.saves) == {"late"}  # type: ignore[attr-defined]
+        assert set(raised.value.saves) == {"late"}
 
     def test_a_traceback_ends_on_the_line_of_the_block(self, subject: Subject) -> None:
         model, layer = subject.model, subject.layers[0]

@@ -63,15 +63,15 @@ def load_tokenizer(model_config: Any) -> Any:
 def call_ad_hoc(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a module on values of a block's own, which vLLM's in-place kernels must not change.
 
-    `lm_head`, whose forward vLLM never calls, gives the logits of hidden states; a linear layer gives its output
-    without the bias that vLLM returns beside it.
+    `lm_head`, whose forward vLLM never calls, gives the logits of hidden states.
     """
-    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
     own = [arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args]
     named = {name: arg.clone() if isinstance(arg, torch.Tensor) else arg for name, arg in kwargs.items()}
     with torch.no_grad():
-        if isinstance(module, ParallelLMHead):
+        # A head that is tied to the embedding is the embedding itself, told by what it is given.
+        if isinstance(module, VocabParallelEmbedding) and own and own[0].is_floating_point():
             return _logits(module, *own, **named)
         return module(*own, **named)
 
@@ -84,7 +84,7 @@ def _logits(head: Any, hidden: torch.Tensor) -> torch.Tensor:
     """
     from vllm.distributed import tensor_model_parallel_all_gather
 
-    logits: torch.Tensor = head.quant_method.apply(head, hidden.to(head.weight.dtype), bias=head.bias)
+    logits: torch.Tensor = head.quant_method.apply(head, hidden.to(head.weight.dtype), bias=getattr(head, "bias", None))
     logits = tensor_model_parallel_all_gather(logits)
     return logits[..., : head.org_vocab_size]
 

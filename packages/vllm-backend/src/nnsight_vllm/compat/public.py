@@ -41,10 +41,19 @@ def mark_traced(params: Any, prompt: dict[str, Any], *, salt: str | None) -> Non
 
 
 def build_llm(repo: str, keywords: Mapping[str, Any]) -> Any:
-    """Build vLLM's synchronous engine."""
+    """Build vLLM's synchronous engine.
+
+    Raises:
+        EngineError: One of its processes failed to start.
+    """
+    from nnsight.errors import EngineError
     from vllm import LLM
 
-    return LLM(model=repo, **keywords)
+    try:
+        return LLM(model=repo, **keywords)
+    except RuntimeError as error:
+        # vLLM says no more than this; the cause is what its processes wrote.
+        raise EngineError(f"the engine of {repo} failed to start: {error} The cause is in its log above") from error
 
 
 def generate(llm: Any, prompts: Sequence[Any], params: Sequence[Any], **keywords: Any) -> list[Any]:
