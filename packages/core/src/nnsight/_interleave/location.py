@@ -25,9 +25,8 @@ class Location:
 
     def __post_init__(self) -> None:
         """Spell the location once: it is asked for at every visit."""
-        if self.side == "value":
-            name = self.path
-        else:
+        name = self.path
+        if self.side != "value":
             name = f"{self.path}.{self.side}" if self.path else self.side
         object.__setattr__(self, "name", name)
 

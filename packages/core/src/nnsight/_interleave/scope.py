@@ -91,7 +91,7 @@ class RowScope:
             live: [T, ...]
             returns: [R, ...]
         """
-        if live.dim() and live.shape[0] == self.total:
+        if self.stop - self.start != self.total and live.dim() and live.shape[0] == self.total:
             return live[self.start : self.stop].clone()
         return live.clone()
 
@@ -132,7 +132,9 @@ def map_tensors(value: object, function: Callable[[Tensor], object]) -> object:
         return function(value)
     kind = type(value)
     if kind is tuple:
-        return tuple([map_tensors(item, function) for item in value])  # type: ignore[attr-defined]
+        return tuple(  # type: ignore[attr-defined]
+            [function(item) if isinstance(item, Tensor) else map_tensors(item, function) for item in value]
+        )
     if kind is list:
         return [map_tensors(item, function) for item in value]  # type: ignore[attr-defined]
     if isinstance(value, tuple) and hasattr(value, "_fields"):

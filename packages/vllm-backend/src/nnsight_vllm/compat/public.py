@@ -46,8 +46,9 @@ def build_llm(repo: str, keywords: Mapping[str, Any]) -> Any:
     Raises:
         EngineError: One of its processes failed to start.
     """
-    from nnsight.errors import EngineError
     from vllm import LLM
+
+    from nnsight.errors import EngineError
 
     try:
         return LLM(model=repo, **keywords)
