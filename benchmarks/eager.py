@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--memory", type=float, default=0.35, help="share of the device's memory for each engine")
     parser.add_argument("--max-model-len", type=int, default=2048)
+    parser.add_argument("--only", default="", help="only ratios whose name contains this; several with commas")
     parser.add_argument("--skip-ratios", action="store_true", help="only the costs per step and visit")
     parser.add_argument("--skip-costs", action="store_true", help="only the ratios to plain vLLM")
     options = parser.parse_args()
@@ -50,7 +51,7 @@ def main() -> None:
         vocabulary = min(model.model.embed_tokens.org_vocab_size, 128000) - 1
         workloads = Workloads(model, prompt_tokens=options.prompt, new_tokens=options.new, vocabulary=vocabulary)
         if not options.skip_ratios:
-            _ratios(report, workloads, _plain_engine(options.model, keywords), options.rounds)
+            _ratios(report, workloads, _plain_engine(options.model, keywords), options)
         if not options.skip_costs:
             _costs(report, workloads, options.rounds)
 
@@ -70,7 +71,8 @@ def _plain_engine(repo: str, keywords: dict[str, Any]) -> Any:
             os.environ["VLLM_USE_V2_MODEL_RUNNER"] = before
 
 
-def _ratios(report: Report, workloads: Workloads, plain_llm: Any, rounds: int) -> None:
+def _ratios(report: Report, workloads: Workloads, plain_llm: Any, options: argparse.Namespace) -> None:
+    rounds, wanted = options.rounds, options.only.split(",")
     plain = workloads.plain(plain_llm)
     rows: list[tuple[str, Workload, str]] = [
         ("nothing traced", workloads.untraced, ">= 0.99"),
@@ -81,12 +83,17 @@ def _ratios(report: Report, workloads: Workloads, plain_llm: Any, rounds: int) -
         ("override the sampled id every step", workloads.override, ""),
     ]
     for name, workload, target in rows:
+        if not any(part in name for part in wanted):
+            continue
         pair = measure_pair(plain, workload, rounds)
         report.add(name, pair.speed_ratio(), "of plain", target)
         if name == "nothing traced":
             report.add("plain vLLM eager", _rate(pair, workloads.new_tokens), "tok/s")
+    name = "8 at once, read one layer every step"
+    if not any(part in name for part in wanted):
+        return
     eight = measure_pair(workloads.plain(plain_llm, 8), workloads.read_middle_concurrently(8), max(3, rounds // 2))
-    report.add("8 at once, read one layer every step", eight.speed_ratio(), "of plain")
+    report.add(name, eight.speed_ratio(), "of plain")
 
 
 def _rate(pair: Pair, tokens: int) -> Interval:

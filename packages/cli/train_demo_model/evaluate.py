@@ -233,9 +233,8 @@ def heads(probe: Probe) -> None:
             for head in range(count)
             for edited in [without(ids, layer, head, 1)]
         ]
-        print(
-            "  ", *(f"layer {layer} head {head}: {value:.4f}{top}; " for value, layer, head, top in sorted(results)[:3])
-        )
+        strongest = [f"layer {layer} head {head} {value:.4f}{top}" for value, layer, head, top in sorted(results)[:3]]
+        print("   one head:", "; ".join(strongest))
         print("   all heads:", *(f"{without(ids, layer, 0, count)[best]:.2f}" for layer in range(len(probe.layers))))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bdb
 import json
+import linecache
 import sys
 import threading
 import time
@@ -382,6 +383,54 @@ def test_coverage_sees_every_line_after_a_block(
     report = json.loads(run_python("-m", "coverage", "json", *options, "-q", "-o", "-"))
     # The lines of the bodies did not run here. Where monitoring is used the first of each is seen.
     assert set(report["files"]["measured.py"]["missing_lines"]) - {13, 14, 20, 21, 29, 30} == set()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="has no sys.monitoring")
+def test_coverage_through_monitoring_sees_every_line_after_a_block(
+    run_python: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COVERAGE_CORE", "sysmon")
+    test_coverage_sees_every_line_after_a_block(run_python, tmp_path, "0, 0", "")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="has no sys.monitoring")
+@pytest.mark.parametrize("late", [False, True])
+def test_a_tool_that_turns_its_events_off_does_not_let_a_body_run(late: bool) -> None:
+    monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
+    names = ["LINE", "INSTRUCTION", "PY_START", "PY_RETURN", "CALL", "JUMP", "BRANCH", "STOP_ITERATION"]
+    text = "def function(Capture, ran):\n    for _ in range(3):\n"
+    for body in ("        with Capture() as block: ran.append(1)\n",) * 2 + (
+        "        with Capture() as block:\n            ran.append(1)\n",
+        "        with Capture():\n            for x in ran: ran.append(2)\n",
+        "        with Capture():\n            try:\n                ran.append(1)\n            finally:\n"
+        "                ran.append(3)\n",
+        "        with Capture():\n            while ran.append(4): pass\n",
+    ):
+        text += body
+    linecache.cache["<events>"] = (len(text), None, text.splitlines(True), "<events>")
+    tool = monitoring.COVERAGE_ID
+    monitoring.use_tool_id(tool, "test")
+    try:
+        for name in names:
+            event = getattr(monitoring.events, name)
+            namespace: dict[str, Any] = {}
+            exec(compile(text, "<events>", "exec"), namespace)
+            function = namespace["function"]
+            ran: list[int] = []
+            if late:
+                function(Capture, ran)
+            monitoring.register_callback(tool, event, lambda *arguments: monitoring.DISABLE)
+            monitoring.set_local_events(tool, function.__code__, event)
+            function(Capture, ran)
+            function(Capture, ran)
+            monitoring.restart_events()
+            function(Capture, ran)
+            monitoring.set_local_events(tool, function.__code__, 0)
+            function(Capture, ran)
+            monitoring.register_callback(tool, event, None)
+            assert ran == []
+    finally:
+        monitoring.free_tool_id(tool)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="has no sys.monitoring")

@@ -5,20 +5,28 @@ from __future__ import annotations
 import ast
 import contextlib
 import doctest
+import gc
 import importlib
-import importlib.util
+import inspect
 import itertools
 import linecache
 import os
+import re
 import sys
 import types
+import warnings
+import weakref
 import zipfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from capture_support import Capture, Run
 
-from nnsight._capture import BodySkipper, find_block, find_function
+from nnsight._capture import BodySkipper, find_block, find_function, finding, functions
+from nnsight._capture.bytecode import instructions, nested_codes
+from nnsight._capture.leaving import find_exit
+from nnsight._capture.outline import outline
+from nnsight._capture.verification import compiles_to
 from nnsight.errors import CaptureError, SourceNotFoundError
 
 if TYPE_CHECKING:
@@ -278,6 +286,43 @@ def test_rewritten_functions_are_found() -> None:
     assert find_function(function).text.count("assert value > 0") == 1
 
 
+@pytest.mark.parametrize("rewritten", [False, True])
+@pytest.mark.parametrize("module", ["tempfile", "logging", "subprocess", "zipfile", "unittest.mock", "http.client"])
+def test_every_with_statement_and_function_of_a_real_module_is_recognized(module: str, rewritten: bool) -> None:
+    text = inspect.getsource(importlib.import_module(module))
+    if rewritten:
+        rewrite = pytest.importorskip("_pytest.assertion.rewrite")
+        # Asserts between the statements, as in tests.
+        lines = text.split("\n")
+        for line in sorted({node.lineno for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)})[::-1]:
+            start = re.match(r" +(return|with|for|raise)\b", lines[line - 1])
+            if start is not None:
+                lines.insert(line - 1, start[0].removesuffix(start[1]) + "assert [True] == [True]")
+        text = "\n".join(lines)
+        tree = ast.parse(text)
+        rewrite.rewrite_asserts(tree, text.encode())
+        code = compile(tree, "<module>", "exec", dont_inherit=True)
+    else:
+        code = compile(text, "<module>", "exec", dont_inherit=True)
+    found = outline(text)
+    assert found is not None
+    recognized = 0
+    for each in nested_codes(code):
+        listing = instructions(each)
+        blocks = [block for block in found.blocks if finding._in_scope(block, each)]
+        for index in range(len(listing)):
+            if finding._entering(listing, index) == "with":
+                [(block, node, item)] = finding._matches(blocks, listing, index)
+                assert compiles_to(each, block, found, whole=False), listing[index].span
+                assert find_exit(each, listing, index, node.items[item].optional_vars, "here")
+                recognized += 1
+        if each.co_flags & inspect.CO_OPTIMIZED and not each.co_name.startswith("<"):
+            for function in functions._defining(found.functions, each)[:1]:
+                assert compiles_to(each, function, found, whole=True), each.co_qualname
+                recognized += 1
+    assert recognized > 20
+
+
 def test_future_annotations_are_noted() -> None:
     text = "with Capture() as block:\n    def f(x: Unknown): pass\n"
     register(text, "<without>")
@@ -296,8 +341,6 @@ def execute_without_flags(text: str, filename: str) -> dict[str, Any]:
 def test_warnings_of_the_compiler_are_not_repeated() -> None:
     text = "with Capture() as block:\n    x = '\\d'\n    y = 1 is 1\n"
     register(text, "<warned>")
-    import warnings
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         code = compile(text, "<warned>", "exec")
@@ -591,8 +634,6 @@ def test_ten_thousand_entries_of_one_block_keep_nothing_alive() -> None:
 
 
 def assert_flat(once: Callable[[int], None], warm_up: int, times: int) -> None:
-    import gc
-
     def count() -> int:
         gc.collect()
         return len(gc.get_objects())
@@ -606,9 +647,6 @@ def assert_flat(once: Callable[[int], None], warm_up: int, times: int) -> None:
 
 
 def test_code_objects_are_not_kept_alive() -> None:
-    import gc
-    import weakref
-
     text = "with Capture() as block:\n    x = 1\n"
     register(text, "<weak>")
     code: Any = compile(text, "<weak>", "exec")
@@ -620,9 +658,6 @@ def test_code_objects_are_not_kept_alive() -> None:
 
 
 def test_a_frame_is_let_go_after_its_block() -> None:
-    import gc
-    import weakref
-
     class Big:
         pass
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import sys
 from typing import Any
 
 import pytest
 
 from nnsight._capture import MISSING, visible_value, visible_values, write_back
+from nnsight.errors import CaptureError
 
 module_variable = 1
 declared_variable = 1
@@ -251,14 +253,10 @@ def test_a_class_body_that_cannot_reach_its_enclosing_function_is_told_so() -> N
 
         return Holder
 
-    from nnsight.errors import CaptureError
-
     builtin = __build_class__  # type: ignore[name-defined]
 
     def build(*args: Any, **kwargs: Any) -> Any:
         return builtin(*args, **kwargs)
-
-    import builtins
 
     builtins.__build_class__ = build  # type: ignore[attr-defined]
     try:

@@ -10,7 +10,7 @@ import mmap
 import os
 import secrets
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -27,15 +27,14 @@ def shared_folder() -> Path:
     return memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
 
 
-def write_shared(data: bytes) -> str:
-    """Write data to a new file that only this user can read, and return its path."""
+def write_shared(parts: Sequence[bytes | memoryview]) -> str:
+    """Write data, given in parts, to a new file that only this user can read, and return its path."""
     path = shared_folder() / f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        with open(descriptor, "wb", buffering=0) as file:
-            view = memoryview(data)
-            while view:
-                view = view[file.write(view) :]
+        with open(descriptor, "wb", buffering=1 << 18) as file:
+            for part in parts:
+                file.write(part)
     except BaseException:
         remove_shared(str(path))
         raise

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import functools
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from nnsight._capture.source import BlockSource, FunctionSource, parse_function, parse_quietly, parse_statement
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+    from types import CodeType
 
 Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
 
@@ -30,13 +32,23 @@ class Located(NamedTuple):
     top: ast.stmt | ast.expr
 
 
-class Outline(NamedTuple):
-    """What was found in one text, in source order. Of the imports only those at the top level."""
+@dataclass(frozen=True, eq=False)
+class Outline:
+    """What was found in one text, in source order.
 
-    blocks: tuple[Located, ...]
-    functions: tuple[Located, ...]
-    asserts: tuple[ast.Assert, ...]
-    imports: tuple[ast.Import | ast.ImportFrom, ...]
+    Attributes:
+        body: The statements at the top level.
+        blocks: The `with` statements.
+        functions: The functions and classes.
+        asserts: The `assert` statements.
+        compiled: The code of the whole text, by compiler flags, where it has been compiled.
+    """
+
+    body: Sequence[ast.stmt]
+    blocks: Sequence[Located]
+    functions: Sequence[Located]
+    asserts: Sequence[ast.Assert]
+    compiled: dict[int, tuple[CodeType, ...]] = field(default_factory=dict)
 
 
 def first_line(node: Scope) -> int:
@@ -50,7 +62,8 @@ def first_line(node: Scope) -> int:
 def outline(text: str) -> Outline | None:
     """Parse a text and list its `with` statements and functions, None if it is not Python."""
     try:
-        return _outline(parse_quietly(text).body, "")
+        body = parse_quietly(text).body
+        return _outline(body, "", body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
@@ -58,26 +71,23 @@ def outline(text: str) -> Outline | None:
 def source_outline(source: BlockSource | FunctionSource) -> Outline:
     """List the `with` statements and functions of a captured block or function, itself included."""
     node = parse_statement(source) if isinstance(source, BlockSource) else parse_function(source)
-    return _outline([node], source.class_name)
+    return _outline([node], source.class_name, [])
 
 
-def _outline(roots: Iterable[ast.stmt | ast.expr], class_name: str) -> Outline:
+def _outline(roots: Iterable[ast.stmt | ast.expr], class_name: str, body: Sequence[ast.stmt]) -> Outline:
     blocks: list[Located] = []
     functions: list[Located] = []
     asserts: list[ast.Assert] = []
-    imports: list[ast.Import | ast.ImportFrom] = []
     for top in roots:
         pending: list[tuple[ast.AST, Scope | None, str]] = [(top, None, class_name)]
         while pending:
             node, scope, owner = pending.pop()
             if isinstance(node, ast.Assert):
                 asserts.append(node)
-            elif isinstance(node, ast.Import | ast.ImportFrom) and scope is None:
-                imports.append(node)
             elif isinstance(node, ast.With | ast.AsyncWith):
                 blocks.append(Located(node, scope, owner, top))
             elif isinstance(node, Scope):
                 functions.append(Located(node, scope, owner, top))
                 scope, owner = node, node.name if isinstance(node, ast.ClassDef) else owner
             pending += [(child, scope, owner) for child in reversed(list(ast.iter_child_nodes(node)))]
-    return Outline(tuple(blocks), tuple(functions), tuple(asserts), tuple(imports))
+    return Outline(body, blocks, functions, asserts)

@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from itertools import repeat
 from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nnsight._capture.codes import PerCode
 from nnsight._capture.finding import find_site
@@ -111,6 +111,9 @@ class _Monitoring:
 
     Events stay on in the code objects that have blocks, but every other instruction turns its own event off when it
     first runs, so that only the first instructions of bodies are ever reported.
+
+    Events of lines are asked for as well, but not used: when another tool turns off the event of a line that no tool
+    is interested in any more, Python loses the event of its first instruction once (seen in 3.12.1 and 3.13.0).
     """
 
     _shared: _Monitoring | None = None
@@ -142,9 +145,11 @@ class _Monitoring:
         self._tool = tool
         # By the identity of the frame, which the entry keeps alive.
         self._armed: dict[int, tuple[FrameType, frozenset[int], _SkipSignal]] = {}
-        self._watched: PerCode[set[int]] = PerCode()
+        self._watched: PerCode[_Watched] = PerCode()
         events = _MONITORING.events
+        self._events = events.INSTRUCTION | events.LINE
         _MONITORING.register_callback(tool, events.INSTRUCTION, self._on_instruction)
+        _MONITORING.register_callback(tool, events.LINE, self._on_line)
         _MONITORING.register_callback(tool, events.PY_START, _answer_probe)
         _MONITORING.set_local_events(tool, _probe.__code__, events.PY_START)
 
@@ -154,13 +159,18 @@ class _Monitoring:
         with self._lock:
             watched = self._watched.get(code)
             if watched is None:
-                watched = self._watched.set(code, set())
-            if not way_out.points <= watched:
-                watched.update(way_out.points)
+                watched = self._watched.set(code, _Watched(set(), set()))
+            if not way_out.points <= watched.offsets:
+                watched.offsets.update(way_out.points)
+                watched.lines.update(
+                    line
+                    for start, end, line in code.co_lines()
+                    if line is not None and not way_out.points.isdisjoint(range(start, end))
+                )
                 # Turning the events off and on brings back those that were turned off one by one. Both happen in one
                 # call from Python, so that no other thread runs this code without events in between.
-                events = (0, _MONITORING.events.INSTRUCTION)
-                deque(map(_MONITORING.set_local_events, repeat(self._tool), repeat(code), events), maxlen=0)
+                steps = (0, self._events)
+                deque(map(_MONITORING.set_local_events, repeat(self._tool), repeat(code), steps), maxlen=0)
         self._armed[id(frame)] = (frame, way_out.points, signal)
         try:
             _probe()
@@ -178,7 +188,18 @@ class _Monitoring:
             if armed is not None and offset in armed[1]:
                 raise armed[2]
         watched = self._watched.get(code)
-        return None if watched is not None and offset in watched else _MONITORING.DISABLE
+        return None if watched is not None and offset in watched.offsets else _MONITORING.DISABLE
+
+    def _on_line(self, code: CodeType, line: int) -> object:
+        watched = self._watched.get(code)
+        return None if watched is not None and line in watched.lines else _MONITORING.DISABLE
+
+
+class _Watched(NamedTuple):
+    """The offsets and lines of a code object whose events stay on."""
+
+    offsets: set[int]
+    lines: set[int]
 
 
 class _Answer(BaseException):
@@ -230,26 +251,27 @@ class _Tracing:
         frame.f_trace = trace
         frame.f_trace_lines = False
         frame.f_trace_opcodes = True
-        sys.settrace(trace_calls)
+        _settrace()(trace_calls)
         _call()
         return reported
 
     def stop(self, frame: FrameType) -> None:
         """Put the previous tracing function back."""
-        sys.settrace(None)
+        settrace = _settrace()
+        settrace(None)
         frame.f_trace, frame.f_trace_opcodes, frame.f_trace_lines = self._local
         if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
             release_snapshot(frame, frame.f_locals)
         previous = self._previous
         if previous is None or isinstance(previous, FunctionType | MethodType):
-            sys.settrace(previous)
+            settrace(previous)
             return
         # The tracer of coverage is written in C. It takes over from its Python side at the first call that it sees,
         # and counts the end of every call from then on. It has not seen this function and its callers begin.
         for _ in range(_depth(frame)):
-            sys.settrace(previous)
-            _begin()
-        sys.settrace(previous)
+            settrace(previous)
+            _begin(settrace)
+        settrace(previous)
         _call()
 
 
@@ -287,6 +309,13 @@ def _call() -> None:
     """Make a call that a tracing function can see."""
 
 
-def _begin() -> None:
+def _begin(settrace: Callable[[Any], None]) -> None:
     """Let the tracing function see the beginning of a call, but not its end."""
-    sys.settrace(None)
+    settrace(None)
+
+
+def _settrace() -> Callable[[Any], None]:
+    # The debugger of debugpy and PyCharm replaces `sys.settrace` by a function that warns of debuggers that are not
+    # put back, and keeps the original.
+    holder = getattr(sys.modules.get("pydevd_tracing"), "TracingFunctionHolder", None)
+    return getattr(holder, "_original_tracing", None) or sys.settrace

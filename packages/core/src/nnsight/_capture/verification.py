@@ -23,8 +23,8 @@ FUTURE_FLAGS = __future__.annotations.compiler_flag
 def compiles_to(code: CodeType, located: Located, found: Outline, whole: bool) -> bool:
     """Whether a text compiles to the running code.
 
-    The top-level statement of the text is compiled again and compared instruction by instruction, with positions,
-    names and constants: after an edit of the file even one changed operator is noticed.
+    The text is compiled again and compared instruction by instruction, with positions, names and constants: after an
+    edit of the file even one changed operator is noticed.
 
     Args:
         code: The running code.
@@ -35,18 +35,11 @@ def compiles_to(code: CodeType, located: Located, found: Outline, whole: bool) -
     Returns:
         Whether the text is the source of the code.
     """
-    if not isinstance(located.top, ast.stmt):
-        return False
     within = None if whole else Span.of(located.node)
     # pytest rewrites the `assert` statements of a module, and nothing else.
     ignored = [Span.of(each) for each in found.asserts if not Span.of(located.node).inside(Span.of(each))]
-    flags = code.co_flags & FUTURE_FLAGS | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     at_top = located.scope is None and not whole
-    for tree, mode in _trees(located.top, found):
-        try:
-            reference = compile_quietly(tree, code.co_filename, mode, flags)
-        except (SyntaxError, ValueError, RecursionError):
-            return False
+    for reference in _compilations(located.top, found, code.co_flags & FUTURE_FLAGS):
         for candidate in [reference] if at_top else nested_codes(reference):
             named = candidate.co_name == code.co_name and candidate.co_firstlineno == code.co_firstlineno
             if (at_top or named) and same_code(code, candidate, within, ignored):
@@ -54,15 +47,24 @@ def compiles_to(code: CodeType, located: Located, found: Outline, whole: bool) -
     return False
 
 
-def _trees(top: ast.stmt, found: Outline) -> Iterator[tuple[ast.Module | ast.Interactive, str]]:
-    """Every way in which a top-level statement may have been compiled, with the mode of `compile`."""
-    # Calls of functions in modules that the file itself imports at its top level are compiled in another way.
-    imports = [each for each in found.imports if not Span.of(each).inside(Span.of(top))]
-    imports = [each for each in imports if getattr(each, "module", None) != "__future__"]
-    # Prompts and notebooks compile every statement alone, and prompts so that the values of expressions are printed.
-    for statements in ([*imports, top], [top]) if imports else ([top],):
-        yield ast.Module(statements, []), "exec"
-        yield ast.Interactive(statements), "single"
+def _compilations(top: ast.stmt | ast.expr, found: Outline, flags: int) -> Iterator[CodeType]:
+    """Compile a top-level statement in every way in which it may have been compiled."""
+    # The names that a module imports or uses at its top level decide about instructions elsewhere in it, so a
+    # statement of a file is compiled together with the others.
+    if flags not in found.compiled:
+        found.compiled[flags] = _compile(ast.Module(list(found.body), []), "exec", flags)
+    yield from found.compiled[flags]
+    if isinstance(top, ast.stmt):
+        # Notebooks and prompts compile it alone, and prompts so that the values of its expressions are printed.
+        yield from _compile(ast.Module([top], []), "exec", flags)
+        yield from _compile(ast.Interactive([top]), "single", flags)
+
+
+def _compile(tree: ast.Module | ast.Interactive, mode: str, flags: int) -> tuple[CodeType, ...]:
+    try:
+        return (compile_quietly(tree, "<source>", mode, flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT),)
+    except (SyntaxError, ValueError, RecursionError):
+        return ()
 
 
 def source_missing(what: str, texts: int) -> SourceNotFoundError:

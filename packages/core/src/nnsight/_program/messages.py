@@ -14,7 +14,7 @@ from nnsight._envoy.envoy import path_of
 from nnsight._program.effects import Effects
 from nnsight._program.functions import FunctionCodec, MethodCodec
 from nnsight._program.program import Program
-from nnsight._wire import CodecTable, Limits, decode, default_codecs, encode
+from nnsight._wire import CodecTable, Limits, decode, default_codecs, encode, encode_parts
 from nnsight.errors import WireError
 from nnsight.plugins import plugin_manager
 
@@ -157,9 +157,9 @@ def decode_program(data: bytes, tree: ModelTree, device_of: Callable[[str], torc
     return Program(BlockSource(*source), tuple(parameters), values, tuple(returned), summary)
 
 
-def encode_values(values: Mapping[str, object], result: object = None) -> bytes:
-    """Write values that a block saved."""
-    return encode(dict(values), codecs=block_codecs(result=result), name="")
+def encode_values(values: Mapping[str, object], result: object = None) -> list[bytes | memoryview]:
+    """Write values that a block saved, as the parts of a message."""
+    return encode_parts(dict(values), codecs=block_codecs(result=result), name="")
 
 
 def decode_values(data: bytes | memoryview, result: object = None, tree: ModelTree | None = None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from nnsight._wire.checks import fields, items_of, part
 from nnsight._wire.codecs import default_codecs
 from nnsight._wire.decoder import Decoder, decode
-from nnsight._wire.encoder import Encoder, KeyStep, encode
+from nnsight._wire.encoder import Encoder, KeyStep, encode, encode_parts
 from nnsight._wire.limits import Limits
 from nnsight._wire.table import CodecTable, ValueCodec
 
@@ -23,6 +23,7 @@ __all__ = [
     "decode",
     "default_codecs",
     "encode",
+    "encode_parts",
     "fields",
     "items_of",
     "part",

@@ -180,11 +180,14 @@ class Encoder:
             f"`{path}`, of type `{describe_type(type(value))}`, cannot travel between processes: {reason}. {advice}"
         )
 
-    def finish(self, root: object) -> bytes:
+    def finish(self, root: object) -> list[bytes | memoryview]:
         """Write the message.
 
         Args:
             root: The outermost value's node.
+
+        Returns:
+            The parts of the message, in order.
         """
         payload = self.buffers.finish()
         definitions: list[object] = []
@@ -237,6 +240,13 @@ def encode(value: object, *, codecs: CodecTable, name: str = "value", copy_to_cp
     Raises:
         UntransferableValueError: The value, or one inside it, cannot travel.
     """
+    return b"".join(encode_parts(value, codecs=codecs, name=name, copy_to_cpu=copy_to_cpu))
+
+
+def encode_parts(
+    value: object, *, codecs: CodecTable, name: str = "value", copy_to_cpu: bool = True
+) -> list[bytes | memoryview]:
+    """Write a value as the parts of a message, for a receiver that need not have them joined; see `encode`."""
     encoder = Encoder(codecs, name=name, copy_to_cpu=copy_to_cpu)
     try:
         return encoder.finish(encoder.node(value))

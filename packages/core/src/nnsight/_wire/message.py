@@ -23,16 +23,19 @@ _ALIGNMENT = 8
 _LEVELS_PER_VALUE = 4
 
 
-def pack(header: object, payload: Iterable[bytes | memoryview]) -> bytes:
-    """Join a header tree and the tensors' bytes into a message.
+def pack(header: object, payload: Iterable[bytes | memoryview]) -> list[bytes | memoryview]:
+    """Put a header tree before the tensors' bytes.
 
     Args:
         header: A plain tree.
         payload: The parts of the tensors' bytes.
+
+    Returns:
+        The parts of the message, in order.
     """
     encoded = msgspec.msgpack.encode(header)
     padding = b"\0" * (-len(encoded) % _ALIGNMENT)
-    return b"".join([_FRAME.pack(MAGIC, VERSION, len(encoded)), encoded, padding, *payload])
+    return [_FRAME.pack(MAGIC, VERSION, len(encoded)), encoded, padding, *payload]
 
 
 def unpack(data: bytes | memoryview, limits: Limits) -> tuple[object, memoryview]:

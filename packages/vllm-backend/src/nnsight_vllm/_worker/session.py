@@ -241,11 +241,11 @@ class WorkerSession:
                 parts["error"] = error or describe_error(refusal)
         return msgspec.msgpack.encode(parts)
 
-    def _place(self, encoded: bytes) -> bytes | str:
+    def _place(self, parts: Sequence[bytes | memoryview]) -> bytes | str:
         """Return data as it is, or where it is large the path of a file in shared memory."""
-        if len(encoded) < LARGE_BYTES or not self._model.shares_host:
-            return encoded
-        path = write_shared(encoded)
+        if sum(len(part) for part in parts) < LARGE_BYTES or not self._model.shares_host:
+            return b"".join(parts)
+        path = write_shared(parts)
         self._files.append(path)
         return path
 
@@ -263,7 +263,7 @@ def _sendable(values: dict[str, object], result: object) -> dict[str, object]:
 
 
 def _failed(error: BaseException | None) -> bytes:
-    empty = encode_values({})
+    empty = b"".join(encode_values({}))
     described = describe_error(error or RuntimeError("the program could not be read"))
     return msgspec.msgpack.encode(
         {"error": described, "receipt": {}, "named": empty, "unnamed": empty, "changes": empty}

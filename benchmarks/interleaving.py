@@ -1,0 +1,106 @@
+"""What the interleaver itself costs, without an engine: a step with a block in it, and a visit with its copy.
+
+    python -m benchmarks.interleaving [--rounds 15] [--layers 32] [--steps 128] [--json FILE]
+
+A stack of modules that do nothing stands in for a model, so what is measured is ours alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.pairing import interval, slope
+from benchmarks.report import Report
+from nnsight._capture import BlockSource
+from nnsight._envoy import ModelTree
+from nnsight._interleave import Interleaver, RowScope
+from nnsight._program import Program
+from nnsight._trace import BlockTracer
+
+HIDDEN = 4096
+_BLOCK = """with _:
+    kept = list().save()
+    for _ in tracer.iter[:steps]:
+        for layer in layers:
+            kept.append(layer.output[0])
+"""
+
+
+class Layer(nn.Module):
+    """Hands on what it is given, as a fused-residual layer does."""
+
+    def forward(self, hidden: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return both parts of the residual stream, [rows, hidden] each."""
+        return hidden, residual
+
+
+class Stack(nn.Module):
+    """Layers one after the other."""
+
+    def __init__(self, count: int) -> None:
+        """Make so many layers."""
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(count))
+
+    def forward(self, hidden: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Run every layer."""
+        for layer in self.layers:
+            hidden, residual = layer(hidden, residual)
+        return hidden
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=128)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+
+    tree = ModelTree(Stack(options.layers))
+    counts = (0, options.layers // 4, options.layers)
+    per_step, per_visit = [], []
+    for _ in range(options.rounds + 1):
+        plain = _seconds(tree, None, options.steps)
+        points = [(count * options.steps, _seconds(tree, count, options.steps)) for count in counts]
+        per_step.append((points[0][1] - plain) / options.steps * 1e6)
+        per_visit.append(slope(points) * 1e6)
+    report = Report("interleaver, one request, rows of 4096 bf16", options.json)
+    report.add("a step with a block that asks for nothing in it", interval(per_step[1:]), "us", "<= 60")
+    report.add("a visit with its copy", interval(per_visit[1:]), "us", "<= 40")
+
+
+def _seconds(tree: ModelTree, num_read: int | None, steps: int) -> float:
+    """Run all steps with a block that reads so many layers in each, or without a block."""
+    hub = Interleaver(tree)
+    run: Any = None
+    if num_read is not None:
+        layers = [tree.envoy().layers[index] for index in range(num_read)]
+        source = BlockSource("<benchmark>", 1, _BLOCK, 0, "block")
+        program = Program.from_values(source, {"tracer": BlockTracer(), "layers": layers, "steps": steps})
+        run = program.start(program.values, grad=False, read_only=True)
+    with torch.inference_mode():
+        hidden, residual = torch.zeros(2, 1, HIDDEN, dtype=torch.bfloat16).unbind()
+        began = time.perf_counter()
+        for step in range(steps):
+            if run is not None:
+                hub.begin_step({run: RowScope(0, 1, 1, alone=True)}, {run: step})
+            tree.root(hidden, residual)
+            if run is not None:
+                hub.end_step()
+        seconds = time.perf_counter() - began
+    if run is not None:
+        run.end()
+    return seconds
+
+
+if __name__ == "__main__":
+    main()
