@@ -54,6 +54,15 @@ def test_a_block_in_the_cells_of_a_notebook(tmp_path: Path, tiny_qwen3: Path) ->
         """,
         BLOCK,
         BLOCK.replace("shapes", "again"),
+        """
+        try:
+            with model.trace("w1 w2 w3", temperature=0.0, max_tokens=1, ignore_eos=True):
+                kept = model.logits.save()
+                model.model.layers[1].output
+        except Exception as error:
+            get_ipython().showtraceback()
+            print(type(error).__name__, list(error.saves))
+        """,
         "model.shutdown()",
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(textwrap.dedent(cell)) for cell in cells])
@@ -64,3 +73,5 @@ def test_a_block_in_the_cells_of_a_notebook(tmp_path: Path, tiny_qwen3: Path) ->
     )
     assert EXPECTED in printed
     assert EXPECTED.replace("shapes", "again") in printed
+    # IPython shows an error of the block, which ran in another process, and goes on.
+    assert "OutOfOrderError ['kept']" in printed

@@ -121,6 +121,29 @@ def test_lines_of_functions_called_after_a_block_are_traced() -> None:
     assert calls == ["call", "line", "return"] * 2
 
 
+def test_a_tracing_function_that_is_set_after_the_first_captures_does_not_disturb() -> None:
+    ran: list[int] = []
+
+    def function() -> int:
+        x = 1
+        for _ in range(3):
+            # fmt: off
+            with Capture(): ran.append(x)
+            # fmt: on
+            with Capture() as block:
+                ran.append(x)
+            assert block.skipped
+        return x
+
+    for _ in range(2):
+        function()
+        lines = lines_seen(function)
+        assert lines.count(8) == 3
+        assert lines[-1] == 9
+        function()
+    assert ran == []
+
+
 def test_a_local_tracing_function_and_its_flags_are_put_back() -> None:
     def local(frame: FrameType, event: str, argument: object) -> Any:
         return local

@@ -6,12 +6,10 @@ import contextlib
 import inspect
 import sys
 import threading
-from collections import deque
-from itertools import repeat
+from collections import Counter
 from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from nnsight._capture.codes import PerCode
 from nnsight._capture.finding import find_site
 from nnsight._capture.variables import assign, release_snapshot
 from nnsight.errors import CaptureError
@@ -109,11 +107,11 @@ def _watch() -> _Monitoring | _Tracing:
 class _Monitoring:
     """Skips through `sys.monitoring`.
 
-    Events stay on in the code objects that have blocks, but every other instruction turns its own event off when it
-    first runs, so that only the first instructions of bodies are ever reported.
+    The events of a code object are on only while a frame of it is between `start` and `stop`. Left on, they would be
+    lost in Python 3.12 and 3.13 when a debugger or coverage asks for events of the same code later.
 
     Events of lines are asked for as well, but not used: when another tool turns off the event of a line that no tool
-    is interested in any more, Python loses the event of its first instruction once (seen in 3.12.1 and 3.13.0).
+    is interested in any more, Python loses the event of its first instruction once.
     """
 
     _shared: _Monitoring | None = None
@@ -145,33 +143,23 @@ class _Monitoring:
         self._tool = tool
         # By the identity of the frame, which the entry keeps alive.
         self._armed: dict[int, tuple[FrameType, frozenset[int], _SkipSignal]] = {}
-        self._watched: PerCode[_Watched] = PerCode()
+        # By the identity of the code object, how many of these frames run it.
+        self._frames: Counter[int] = Counter()
         events = _MONITORING.events
         self._events = events.INSTRUCTION | events.LINE
         _MONITORING.register_callback(tool, events.INSTRUCTION, self._on_instruction)
-        _MONITORING.register_callback(tool, events.LINE, self._on_line)
         _MONITORING.register_callback(tool, events.PY_START, _answer_probe)
         _MONITORING.set_local_events(tool, _probe.__code__, events.PY_START)
 
     def start(self, frame: FrameType, way_out: Exit, signal: _SkipSignal) -> bool:
         """Watch a frame until it comes to its body, and say whether events are reported at all."""
         code = frame.f_code
-        with self._lock:
-            watched = self._watched.get(code)
-            if watched is None:
-                watched = self._watched.set(code, _Watched(set(), set()))
-            if not way_out.points <= watched.offsets:
-                watched.offsets.update(way_out.points)
-                watched.lines.update(
-                    line
-                    for start, end, line in code.co_lines()
-                    if line is not None and not way_out.points.isdisjoint(range(start, end))
-                )
-                # Turning the events off and on brings back those that were turned off one by one. Both happen in one
-                # call from Python, so that no other thread runs this code without events in between.
-                steps = (0, self._events)
-                deque(map(_MONITORING.set_local_events, repeat(self._tool), repeat(code), steps), maxlen=0)
+        self.stop(frame)
         self._armed[id(frame)] = (frame, way_out.points, signal)
+        with self._lock:
+            self._frames[id(code)] += 1
+            if self._frames[id(code)] == 1:
+                _MONITORING.set_local_events(self._tool, code, self._events)
         try:
             _probe()
         except _Answer:
@@ -179,27 +167,21 @@ class _Monitoring:
         return False
 
     def stop(self, frame: FrameType) -> None:
-        """Forget a frame."""
-        self._armed.pop(id(frame), None)
+        """Stop watching a frame."""
+        code = frame.f_code
+        if self._armed.pop(id(frame), None) is None:
+            return
+        with self._lock:
+            self._frames[id(code)] -= 1
+            if not self._frames[id(code)]:
+                del self._frames[id(code)]
+                _MONITORING.set_local_events(self._tool, code, 0)
 
-    def _on_instruction(self, code: CodeType, offset: int) -> object:
-        if self._armed:
-            armed = self._armed.get(id(sys._getframe(1)))
-            if armed is not None and offset in armed[1]:
-                raise armed[2]
-        watched = self._watched.get(code)
-        return None if watched is not None and offset in watched.offsets else _MONITORING.DISABLE
-
-    def _on_line(self, code: CodeType, line: int) -> object:
-        watched = self._watched.get(code)
-        return None if watched is not None and line in watched.lines else _MONITORING.DISABLE
-
-
-class _Watched(NamedTuple):
-    """The offsets and lines of a code object whose events stay on."""
-
-    offsets: set[int]
-    lines: set[int]
+    def _on_instruction(self, code: CodeType, offset: int) -> None:
+        # Other threads may run the same code.
+        armed = self._armed.get(id(sys._getframe(1)))
+        if armed is not None and offset in armed[1]:
+            raise armed[2]
 
 
 class _Answer(BaseException):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import os
 import sys
 import sysconfig
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from nnsight.errors import RequestFailedError
@@ -72,12 +73,25 @@ def traceback_of(frames: list[list[Any]]) -> TracebackType | None:
     """Make a traceback that shows these lines, which ran in another process."""
     traceback: TracebackType | None = None
     for filename, line, name in reversed(frames):
-        code = compile("__frame__ = __here__()", filename, "exec").replace(co_name=name, co_firstlineno=line)
-        namespace: dict[str, Any] = {"__here__": lambda: sys._getframe(1)}
-        exec(code, namespace)  # noqa: S102 - our own line, to have a frame of that name
-        # Without an instruction the line is shown without carets, which would point into our own line.
-        traceback = TracebackType(traceback, namespace["__frame__"], -1, line)
+        frame = _frame_at(filename, line, name)
+        traceback = TracebackType(traceback, frame, frame.f_lasti, line)
     return traceback
+
+
+def _frame_at(filename: str, line: int, name: str) -> FrameType:
+    """Make a frame of a function of that name, at a real instruction of that line."""
+    tree = ast.parse("__frame__ = __here__()")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.expr | ast.stmt):
+            node.lineno = node.end_lineno = line
+            # No columns: carets would be put under the user's line by the columns of ours. Nor may the instruction be
+            # left out instead, since IPython then searches for it without end.
+            node.col_offset = node.end_col_offset = -1
+    code = compile(tree, filename, "exec").replace(co_name=name)
+    namespace: dict[str, Any] = {"__here__": lambda: sys._getframe(1)}
+    exec(code, namespace)  # noqa: S102 - our own line, to have a frame of that name
+    frame: FrameType = namespace["__frame__"]
+    return frame
 
 
 def _rebuild(data: dict[str, Any]) -> BaseException | None:
