@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from nnsight.errors import EngineError
+from nnsight.errors import EngineError, InvalidRequestError, UnsupportedFeatureError
 from nnsight.modeling.vllm import VLLM
 
 pytestmark = pytest.mark.slow
@@ -32,7 +32,9 @@ def test_an_engine_starts_at_the_first_trace_with_the_callers_own_classes_and_le
     model = VLLM(
         str(tiny_qwen3),
         dtype="float32",
-        max_model_len=64,
+        max_model_len=128,
+        enable_chunked_prefill=True,
+        max_num_batched_tokens=64,
         worker_cls="custom_classes.OwnWorker",
         scheduler_cls="custom_classes.OwnScheduler",
         additional_config={"mine": 1},
@@ -57,6 +59,19 @@ def test_an_engine_starts_at_the_first_trace_with_the_callers_own_classes_and_le
         layer.output
         raise KeyError("mine")
     assert llm.collective_rpc("nnsight_discard", args=(b"\x90",)) == [b"0"]
+
+    # With chunked prefill on, a prompt that no step can hold is refused before it runs, and one that vLLM splits all
+    # the same fails alone.
+    with pytest.raises(InvalidRequestError, match="raise max_num_batched_tokens"):
+        model.trace([5] * 90, **GREEDY)
+    with pytest.raises(UnsupportedFeatureError, match="split over several steps") as raised:
+        with model.trace(**GREEDY) as tracer:
+            with tracer.invoke([5] * 40):
+                whole = layer.output[0].save()
+            with tracer.invoke([6] * 40):
+                split = layer.output[0].save()  # noqa: F841 - never comes home
+    assert whole.shape == (40, 128)
+    assert "split" not in raised.value.saves  # type: ignore[attr-defined]
 
     engine = model._engine
     model.shutdown()

@@ -6,14 +6,21 @@ import copy
 import gc
 import sys
 import threading
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from nnsight import NNsight, save
-from nnsight.errors import InvalidRequestError, OutsideTraceError, RequestFailedError, UnknownLocationError
+from nnsight._interleave import BlockRun, Location, RowScope
+from nnsight.errors import (
+    InvalidRequestError,
+    OutsideTraceError,
+    ReadOnlyError,
+    RequestFailedError,
+    SharedValueError,
+    UnknownLocationError,
+)
 
 
 class Shared(nn.Module):
@@ -54,19 +61,10 @@ def test_a_module_shared_by_several_parents_is_told_apart_by_its_caller() -> Non
     with torch.no_grad():
         expected = module.blocks[0](x)
         second = module.blocks[1](expected)
-    with NNsight(module).trace(x) as tracer:
-        late = tracer.__class__.__name__.save()
-        value = model_output(tracer).save()
-    assert late == "BlockTracer"
     model = NNsight(module)
     with model.trace(x):
         found = model.blocks[1].tied.output.save()
     assert torch.allclose(found, second)
-    assert value is None
-
-
-def model_output(tracer: Any) -> None:
-    return None
 
 
 def test_modules_are_as_before_after_a_trace(network: nn.Sequential) -> None:
@@ -176,12 +174,51 @@ def test_exit_in_a_block_is_an_error_of_the_request(network: nn.Sequential) -> N
 
 
 def test_an_error_of_the_model_itself_keeps_its_type_and_the_saves(network: nn.Sequential) -> None:
+    def fail(module: nn.Module, args: Any) -> None:
+        raise LookupError("of the model")
+
+    network[2].register_forward_pre_hook(fail)
     model = NNsight(network)
-    with pytest.raises(RuntimeError, match="shape") as raised, model.trace(torch.ones(1, 4)):
+    with pytest.raises(LookupError, match="of the model") as raised, model.trace(torch.ones(1, 4)):
         first = model[0].output.save()  # noqa: F841 - comes home with the error
-        model[2].input = model[2].input[:, :3] if False else model[2].input
-        raise RuntimeError("shape")
-    assert "first" in raised.value.saves  # type: ignore[attr-defined]
+        model[2].output.save()
+    assert set(raised.value.saves) == {"first"}  # type: ignore[attr-defined]
+    assert "forward" not in network.__dict__
+
+
+def test_an_error_before_the_block_ran_is_the_errors_of_the_request() -> None:
+    run = BlockRun(lambda run: run.read(Location("layer", "output")))
+    run.fail(ValueError("before"))
+    assert run.finished
+    assert str(run.error) == "before"
+    assert run.receipt.visits == {}
+
+
+def test_a_read_only_run_refuses_an_edit_when_it_lands() -> None:
+    location = Location("layer", "output")
+    run = BlockRun(lambda run: run.read(location).add_(1.0), read_only=True)  # type: ignore[attr-defined]
+    live = torch.zeros(2, 3)
+    scope = RowScope(0, 2, 2, alone=True)
+    run.begin_step(0, scope)
+    run.serve(live, scope)
+    assert isinstance(run.error, ReadOnlyError)
+    assert torch.equal(live, torch.zeros(2, 3))
+
+
+def test_rows_of_a_request_are_its_own_and_shared_values_cannot_be_edited() -> None:
+    location = Location("layer", "output")
+    live = torch.zeros(5, 3)
+    scope = RowScope(1, 3, 5)
+    edits = BlockRun(lambda run: run.read(location).add_(1.0))  # type: ignore[attr-defined]
+    edits.begin_step(0, scope)
+    edits.serve(live, scope)
+    assert live.sum(1).tolist() == [0.0, 3.0, 3.0, 0.0, 0.0]
+    shared = BlockRun(lambda run: run.read(location).add_(1.0))  # type: ignore[attr-defined]
+    shared.begin_step(0, scope)
+    table = torch.zeros(7)
+    shared.serve(table, scope)
+    assert isinstance(shared.error, SharedValueError)
+    assert table.sum() == 0
 
 
 def test_two_thousand_traces_leave_nothing_behind(network: nn.Sequential) -> None:

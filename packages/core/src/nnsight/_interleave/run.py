@@ -288,6 +288,12 @@ class BlockRun:
 
     def _switch(self, *, hand_out: bool = False, throw: BaseException | None = None) -> None:
         turn = self._greenlet
+        if throw is not None and not turn:
+            # Thrown into a greenlet that never ran, an exception would not reach the block's own frame.
+            self.error = None if isinstance(throw, BlockClosed) else throw
+            self.finished = True
+            self.wait = None
+            return
         turn.parent = getcurrent()
         self._modes.enter()
         began = time.perf_counter()
@@ -295,7 +301,7 @@ class BlockRun:
             if hand_out:
                 self._hand_out()
             self.wait = None
-            if throw is not None and turn:
+            if throw is not None:
                 turn.throw(throw)
             else:
                 turn.switch()
