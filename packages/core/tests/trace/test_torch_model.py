@@ -6,6 +6,7 @@ import copy
 import gc
 import sys
 import threading
+from typing import Any
 
 import pytest
 import torch

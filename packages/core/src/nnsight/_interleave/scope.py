@@ -131,10 +131,8 @@ def map_tensors(value: object, function: Callable[[Tensor], object]) -> object:
     if isinstance(value, Tensor):
         return function(value)
     kind = type(value)
-    if kind is tuple:
-        return tuple(  # type: ignore[attr-defined]
-            [function(item) if isinstance(item, Tensor) else map_tensors(item, function) for item in value]
-        )
+    if isinstance(value, tuple) and kind is tuple:
+        return tuple([function(item) if isinstance(item, Tensor) else map_tensors(item, function) for item in value])
     if kind is list:
         return [map_tensors(item, function) for item in value]  # type: ignore[attr-defined]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
