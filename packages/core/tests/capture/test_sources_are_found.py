@@ -314,7 +314,7 @@ def test_every_with_statement_and_function_of_a_real_module_is_recognized(module
             if finding._entering(listing, index) == "with":
                 [(block, node, item)] = finding._matches(blocks, listing, index)
                 assert compiles_to(each, block, found, whole=False), listing[index].span
-                assert find_exit(each, listing, index, node.items[item].optional_vars, "here")
+                assert find_exit(each, listing, index, node, item)
                 recognized += 1
         if each.co_flags & inspect.CO_OPTIMIZED and not each.co_name.startswith("<"):
             for function in functions._defining(found.functions, each)[:1]:
@@ -443,6 +443,13 @@ def test_code_without_columns_is_found(run_python: Callable[..., str], tmp_path:
         "three = function()\n"
         "print(five, one.block.item, two.block.item, three.block.item)\n"
         "print(two.body, '|', three.body, '|', find_function(function).text.count('Capture'))\n"
+        "table = {}\n"
+        "with Capture() as table['four']:\n"
+        "    print('ran')\n"
+        "try:\n"
+        "    with Capture() as table['five']: print('ran')\n"
+        "except Exception as error:\n"
+        "    print(error)\n"
         "one_lambda = lambda: 5\n"
         "print(find_function(one_lambda).text)\n"
         "def function(z):\n"
@@ -450,10 +457,12 @@ def test_code_without_columns_is_found(run_python: Callable[..., str], tmp_path:
         "for each in (*function(5), function(5)[-1](1)):\n"
         "    print(find_function(each).column)\n"
     )
-    lines = run_python("-X", "no_debug_ranges", "script.py").split("\n")
+    lines = run_python("-X", "no_debug_ranges", str(tmp_path / "script.py")).split("\n")
     assert lines == [
         "5 1 0 1",
         "print('ran') | print('ran') | 1",
+        f"the body of the block at {tmp_path}/script.py:20 cannot be told apart from what it binds after `as`, because "
+        "Python keeps no columns here (no_debug_ranges); put the body on a line of its own",
         "one_lambda = lambda: 5",
         "",
         *["11", "28", "45", "62", "73"],

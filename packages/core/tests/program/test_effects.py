@@ -59,6 +59,7 @@ def test_programs_that_only_read_are_read_only(text: str) -> None:
         "del model[0].output[0]",
         "x, model[0].output = 1, 2",
         "for model[0].output in [1]:\n    pass",
+        "list(map(helper, model[0].output))",
     ],
 )
 def test_programs_that_write_or_might_are_not(text: str) -> None:

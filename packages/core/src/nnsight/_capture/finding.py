@@ -162,5 +162,4 @@ def _site(
         class_name=located.class_name,
         flags=code.co_flags & FUTURE_FLAGS,
     )
-    place = f"{block.filename}:{block.first_line}"
-    return Site(block, find_exit(code, listing, index, node.items[item].optional_vars, place))
+    return Site(block, find_exit(code, listing, index, node, item))

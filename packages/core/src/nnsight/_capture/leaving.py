@@ -31,22 +31,24 @@ class Exit(NamedTuple):
     early_name: str | None = None
 
 
-def find_exit(code: CodeType, listing: Sequence[Instruction], index: int, target: ast.expr | None, place: str) -> Exit:
+def find_exit(code: CodeType, listing: Sequence[Instruction], index: int, node: ast.With, item: int) -> Exit:
     """Find out where the body of a block can be left.
 
     Args:
         code: The code that enters the block.
         listing: Its instructions.
         index: The index of the instruction that enters the block.
-        target: What the block binds after `as`.
-        place: The file and line, for messages.
+        node: The `with` statement of the block.
+        item: The index of the item that is entered.
 
     Returns:
         The offsets.
 
     Raises:
-        CaptureError: The code has an unknown shape.
+        CaptureError: The code has an unknown shape, or lacks the columns that tell the body from the header.
     """
+    place = f"{code.co_filename}:{node.lineno}"
+    target = node.items[item].optional_vars
     table = handlers(code)
     binding = listing[index + 1]
     handler = handler_of(table, binding.start)
@@ -54,6 +56,12 @@ def find_exit(code: CodeType, listing: Sequence[Instruction], index: int, target
     # load the first variable of the body as well, which has no effect.
     simple = target is None or isinstance(target, ast.Name)
     after = index + 2 if simple else index + 1
+    following = [later.context_expr for later in node.items[item + 1 :]] or node.body
+    if not simple and not binding.span.exact and following[0].lineno <= (_span(target).end_line or 0):
+        raise CaptureError(
+            f"the body of the block at {place} cannot be told apart from what it binds after `as`, because Python keeps "
+            "no columns here (no_debug_ranges); put the body on a line of its own"
+        )
     while not simple and after < len(listing) and listing[after].span.inside(_span(target)):
         after += 1
     # Exceptions are not handled in a NOP.

@@ -98,6 +98,15 @@ class _Walker(ast.NodeVisitor):
             self.uses_result = True
         self.generic_visit(node)
 
+    def visit_Name(self, node: ast.Name) -> None:
+        value = self._values.get(node.id)
+        if isinstance(node.ctx, ast.Load) and callable(value) and not self._is_harmless(value):
+            # Whoever is given it may call it.
+            self._note(node, f"uses {node.id}")
+
+    def _is_harmless(self, value: object) -> bool:
+        return isinstance(value, type | ModuleType) or _is_plain(value) or _is_safe_function(value)
+
     def visit_Assign(self, node: ast.Assign) -> None:
         value = _without_save(node.value)
         for target in node.targets:
@@ -228,15 +237,13 @@ def _root(node: ast.expr) -> ast.expr:
 
 def _names_envoy(node: ast.expr, root: object) -> bool:
     """Tell whether attribute and index access from an envoy leads to another envoy."""
-    from nnsight._trace.model import TracedModel
-
     steps: list[str] = []
     while isinstance(node, ast.Attribute | ast.Subscript):
         if isinstance(node, ast.Attribute):
             steps.append(node.attr)
         node = node.value
-    if isinstance(root, TracedModel):
-        root = root.envoy
+    if _stands_in(root):
+        root = getattr(root, "envoy", None)
     if not isinstance(root, Envoy) or not isinstance(node, ast.Name):
         return False
     if any(step in SIDES for step in steps):
@@ -258,8 +265,10 @@ def _is_safe_function(value: object) -> bool:
 
 
 def _is_plain(value: object) -> bool:
-    from nnsight._trace.model import TracedModel
-    from nnsight._trace.tracer import Tracer
+    plain = (Envoy, torch.Tensor, list, dict, set, str, bytes, tuple, int, float)
+    return isinstance(value, plain) or _stands_in(value)
 
-    plain = (Envoy, TracedModel, Tracer, torch.Tensor, list, dict, set, str, bytes, tuple, int, float)
-    return isinstance(value, plain)
+
+def _stands_in(value: object) -> bool:
+    """Tell whether a value is a model or a tracer, which a block sees as an envoy or its own tracer."""
+    return bool(getattr(type(value), "stands_in", False))

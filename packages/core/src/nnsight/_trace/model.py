@@ -24,6 +24,7 @@ class TracedModel(ABC):
     Attribute access leads into the tree of the model: `model.transformer.h[3].mlp`.
     """
 
+    stands_in = True
     backend_name: str
     _tree: ModelTree
 

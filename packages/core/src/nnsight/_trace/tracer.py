@@ -57,6 +57,8 @@ class Tracer:
         model: The model that is traced.
     """
 
+    stands_in = True
+
     def __init__(self, model: TracedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Prepare a trace; the input is checked here."""
         self.model = model

@@ -13,8 +13,8 @@ import msgspec
 import nnsight_vllm
 from nnsight._interleave import Receipt
 from nnsight._program.failures import rebuild_error
-from nnsight._program.messages import block_codecs, decode_values, encode_program
 from nnsight._trace import Outcome, Request
+from nnsight._trace.messages import block_codecs, decode_values, encode_program
 from nnsight._wire import encode
 from nnsight.errors import EngineError, InvalidRequestError
 from nnsight.events import PromptFacts

@@ -13,7 +13,7 @@ import torch
 
 from nnsight._interleave import BlockRun, Interleaver, RowScope
 from nnsight._program.failures import describe_error
-from nnsight._program.messages import block_codecs, decode_program, encode_values
+from nnsight._trace.messages import block_codecs, decode_program, encode_values
 from nnsight.errors import NNsightError, UnsupportedFeatureError
 from nnsight_vllm._transfer import LARGE_BYTES, remove_shared, write_shared
 from nnsight_vllm._worker.tree import build_tree
@@ -221,7 +221,7 @@ class WorkerSession:
             return _failed(traced.error)
         result = None
         if result_data is not None:
-            from nnsight._program.messages import TRUSTED
+            from nnsight._trace.messages import TRUSTED
             from nnsight._wire import decode
 
             result = decode(result_data, codecs=block_codecs(), limits=TRUSTED)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from nnsight._capture import BlockSource
 from nnsight._envoy import Envoy, ModelTree
 from nnsight._envoy.envoy import path_of
-from nnsight._program.effects import Effects
-from nnsight._program.functions import FunctionCodec, MethodCodec
-from nnsight._program.program import Program
+from nnsight._program import Effects, FunctionCodec, MethodCodec, Program
+from nnsight._trace.block_tracer import BlockTracer
+from nnsight._trace.model import TracedModel
+from nnsight._trace.tracer import Invoker, Tracer
 from nnsight._wire import CodecTable, Limits, decode, default_codecs, encode, encode_parts
 from nnsight.errors import WireError
 from nnsight.plugins import plugin_manager
@@ -58,8 +59,6 @@ class TracerCodec:
 
     def decode(self, payload: Any, decoder: Decoder) -> object:
         """Make the tracer of a running block."""
-        from nnsight._trace.block_tracer import BlockTracer
-
         return BlockTracer()
 
 
@@ -98,9 +97,6 @@ def block_codecs(tree: ModelTree | None = None, *, result: object = None) -> Cod
         tree: Where envoys are found, on the side that reads a program.
         result: The finished output, known to both sides.
     """
-    from nnsight._trace.model import TracedModel
-    from nnsight._trace.tracer import Invoker, Tracer
-
     envoys, tracers = EnvoyCodec(tree), TracerCodec()
     results = ResultCodec(result)
     types: dict[type, Any] = {
