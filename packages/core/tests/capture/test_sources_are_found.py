@@ -461,7 +461,7 @@ def test_code_without_columns_is_found(run_python: Callable[..., str], tmp_path:
     assert lines == [
         "5 1 0 1",
         "print('ran') | print('ran') | 1",
-        f"the body of the block at {tmp_path}/script.py:20 cannot be told apart from what it binds after `as`, because "
+        f"the body of the block at {tmp_path}/script.py:21 cannot be told apart from what it binds after `as`, because "
         "Python keeps no columns here (no_debug_ranges); put the body on a line of its own",
         "one_lambda = lambda: 5",
         "",

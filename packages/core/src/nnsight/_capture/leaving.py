@@ -59,8 +59,8 @@ def find_exit(code: CodeType, listing: Sequence[Instruction], index: int, node: 
     following = [later.context_expr for later in node.items[item + 1 :]] or node.body
     if not simple and not binding.span.exact and following[0].lineno <= (_span(target).end_line or 0):
         raise CaptureError(
-            f"the body of the block at {place} cannot be told apart from what it binds after `as`, because Python keeps "
-            "no columns here (no_debug_ranges); put the body on a line of its own"
+            f"the body of the block at {place} cannot be told apart from what it binds after `as`, because Python "
+            "keeps no columns here (no_debug_ranges); put the body on a line of its own"
         )
     while not simple and after < len(listing) and listing[after].span.inside(_span(target)):
         after += 1
