@@ -15,6 +15,20 @@ _REINSTALL = (
 )
 
 
+def _exit_on_conflict() -> None:
+    """Exit where PyPI's `nnsight` is installed, before anything of `nnsight` is imported: it may be the other's."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        other = version("nnsight")
+    except PackageNotFoundError:
+        return
+    sys.exit(
+        f"error: the distribution nnsight {other} is installed beside nnsight-core and both own the package `nnsight`; "
+        "uninstall both (pip uninstall nnsight nnsight-core) and install nnsight-core again"
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command line, and exit with its status.
 
@@ -25,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: The command line without the name of the command; by default this process's own.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    _exit_on_conflict()
     try:
         from nnsight._installation import refuse_conflict
 

@@ -60,6 +60,14 @@ def test_programs_that_only_read_are_read_only(text: str) -> None:
         "x, model[0].output = 1, 2",
         "for model[0].output in [1]:\n    pass",
         "list(map(helper, model[0].output))",
+        "hs = list(model[0].output)\nhs[0] += 1",
+        "d = {'h': model[0].output}\nd['h'] *= 0",
+        "h = 0\nh, r = model[0].output\nh += 1",
+        "n = 0\nfor n in model[0].output:\n    n += 1",
+        "h = 0\n(h := model[0].output)\nh += 1",
+        "h = 0\nif torch:\n    h = model[0].output\nh += 1",
+        "torch.nn.functional.relu(model[0].output, True)",
+        "torch.ops.vllm.anything(model[0].output)",
     ],
 )
 def test_programs_that_write_or_might_are_not(text: str) -> None:

@@ -6,12 +6,31 @@ package was not tested with.
 
 from typing import TYPE_CHECKING, Any
 
-from nnsight._installation import refuse_conflict
-
 if TYPE_CHECKING:
     from nnsight_vllm.model import VLLM as VLLM
 
-refuse_conflict()
+
+def _refuse_conflict() -> None:
+    """Refuse PyPI's `nnsight` before anything of `nnsight` is imported: its files may be the other distribution's."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        other = version("nnsight")
+    except PackageNotFoundError:
+        return
+    message = (
+        f"the distribution nnsight {other} is installed beside nnsight-core and both own the package `nnsight`, so "
+        "files of one have overwritten the other's; uninstall both (pip uninstall nnsight nnsight-core) and install "
+        "nnsight-core again"
+    )
+    try:
+        from nnsight.errors import DistributionConflictError
+    except Exception:  # noqa: BLE001 - the other distribution's files may do anything
+        raise ImportError(message) from None
+    raise DistributionConflictError(message)
+
+
+_refuse_conflict()
 
 __version__ = "0.1.0"
 

@@ -7,11 +7,21 @@ from __future__ import annotations
 
 import torch
 
+from nnsight.errors import UnsupportedFeatureError
+
+
+def _other_modes() -> tuple[int, int, bool]:
+    return (
+        torch._C._len_torch_function_stack(),
+        torch._C._len_torch_dispatch_stack(),
+        torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"),
+    )
+
 
 class BlockModes:
     """The inference mode and grad mode that a block runs in, kept across its waits."""
 
-    __slots__ = ("_guard", "_model_grad", "grad", "inference")
+    __slots__ = ("_guard", "_model_grad", "_outside", "grad", "inference")
 
     def __init__(self, *, grad: bool, inference: bool = False) -> None:
         """Start the block in these modes."""
@@ -19,9 +29,23 @@ class BlockModes:
         self.inference = inference
         self._guard: torch._C._InferenceMode | None = None
         self._model_grad = True
+        self._outside = _other_modes()
+
+    def refuse_open_modes(self, wait: object) -> None:
+        """Refuse to leave a block that has another mode of torch open, which the model would run under.
+
+        Raises:
+            UnsupportedFeatureError: The block is inside `torch.autocast`, `torch.device` or the like.
+        """
+        if _other_modes() != self._outside:
+            raise UnsupportedFeatureError(
+                f"{wait} was asked for inside a torch mode (torch.autocast, torch.device or the like) that the block "
+                "opened: the model would run under it too; read the value before the mode, and use it inside"
+            )
 
     def enter(self) -> None:
         """Leave the model's modes and enter the block's."""
+        self._outside = _other_modes()
         if torch.is_inference_mode_enabled() != self.inference:
             self._guard = torch._C._InferenceMode(self.inference)
             self._guard.__enter__()  # type: ignore[no-untyped-call]

@@ -8,27 +8,24 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+import torch
 from greenlet import getcurrent, greenlet
 
 from nnsight._interleave.location import Location
 from nnsight._interleave.modes import BlockModes
 from nnsight._interleave.receipt import Receipt
-from nnsight._interleave.scope import Scope, map_tensors, merge
+from nnsight._interleave.scope import Scope, map_tensors, merge, same_tensors
 from nnsight.errors import OutOfOrderError, OutsideTraceError, ReadOnlyError
-
-if TYPE_CHECKING:
-    import torch
 
 MISSING: Final = object()
 RESULT: Final = Location("tracer.result", "value")
 
 # A block that answers every refused wait with another wait is ended after so many.
-_MAX_REFUSALS: Final = 100
+_MAX_REFUSALS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +132,7 @@ class BlockRun:
             self._park(location)
         if self._read_only:
             raise self._read_only_error(location)
-        merge(self._live, value, self._check_fit, str(location))
+        merge(self._live, value, self._check_fit, location.name, self._value_scope.fill)
         self._replacement = value
 
     def wait_for_step(self, step: int) -> bool:
@@ -158,6 +155,7 @@ class BlockRun:
     def _park(self, wait: Location | StepWait) -> None:
         if getcurrent() is not self._greenlet:
             raise OutsideTraceError(f"{wait} was asked for outside the block's own thread of execution")
+        self._modes.refuse_open_modes(wait)
         self.wait = wait
         parent = self._greenlet.parent
         assert parent is not None
@@ -201,7 +199,8 @@ class BlockRun:
         replacement = self._replacement
         self._replacement = MISSING
         if replacement is MISSING:
-            if all([tensor._version == version for tensor, version in self._handed]):
+            unchanged = all([tensor._version == version for tensor, version in self._handed])
+            if unchanged and same_tensors(self._edited, self._handed):
                 self._watch(location)
                 return live
             replacement = self._edited
@@ -214,7 +213,7 @@ class BlockRun:
             if self.finished or type(self.wait) is not Location or self.wait is RESULT:
                 return
             self._switch(throw=self._out_of_order(self.wait))
-        self.close()
+        self._give_up()
 
     def end(self) -> None:
         """Tell the block that its request runs no further step, and let the statements after its loops run."""
@@ -226,7 +225,15 @@ class BlockRun:
                 self._switch(throw=self._out_of_order(self.wait))
             else:
                 self._switch()
+        self._give_up()
+
+    def _give_up(self) -> None:
         self.close()
+        if self.error is None:
+            self.error = OutOfOrderError(
+                f"the block went on to ask for values that step {self.step} does not reach, {_MAX_REFUSALS} times in a "
+                "row; ask only for what the model computes"
+            )
 
     def give_result(self, result: object) -> None:
         """Hand the finished output to a block that waits for it."""
@@ -299,7 +306,10 @@ class BlockRun:
         began = time.perf_counter()
         try:
             if hand_out:
-                self._hand_out()
+                try:
+                    self._hand_out()
+                except Exception as error:  # noqa: BLE001 - it must reach the block, never the model's forward
+                    throw = error
             self.wait = None
             if throw is not None:
                 turn.throw(throw)
@@ -319,14 +329,19 @@ class BlockRun:
             handed.append((own, own._version))
             return own
 
-        self._own = map_tensors(self._live, copy)
+        if torch.is_inference_mode_enabled():
+            # Tensors made in inference mode do not count their versions.
+            with torch.inference_mode(mode=False), torch.set_grad_enabled(torch.is_grad_enabled()):
+                self._own = map_tensors(self._live, copy)
+        else:
+            self._own = map_tensors(self._live, copy)
 
     def _land(self, location: Location, live: object, value: object, scope: Scope) -> object:
         where = location.name
         try:
             if self._read_only:
                 raise self._read_only_error(location)
-            landed = merge(live, value, lambda one, other: scope.put(one, other, where), where)
+            landed = merge(live, value, lambda one, other: scope.put(one, other, where), where, scope.fill)
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to this request alone
             self.fail(error)
             return live
@@ -375,29 +390,3 @@ def current_run() -> BlockRun:
         )
     run: BlockRun = turn.run_state
     return run
-
-
-def selected_steps(selector: object) -> tuple[Sequence[int] | range, bool]:
-    """Turn the index of `tracer.iter[...]` into steps, and say whether they are bounded.
-
-    Raises:
-        TypeError: The index is no integer, slice or list of integers.
-        ValueError: A step is negative, or the steps do not increase.
-    """
-    if isinstance(selector, slice):
-        start, stop, stride = selector.start or 0, selector.stop, selector.step or 1
-        if start < 0 or (stop is not None and stop < 0) or stride < 1:
-            raise ValueError(
-                f"tracer.iter[{start}:{stop}:{stride}] counts from the end or backwards, but the number of steps is "
-                "not known beforehand; use non-negative bounds and a positive stride"
-            )
-        return (range(start, stop, stride), True) if stop is not None else (range(start, 1 << 62, stride), False)
-    if isinstance(selector, int) and not isinstance(selector, bool):
-        steps: Sequence[int] = (selector,)
-    elif isinstance(selector, list | tuple) and all(isinstance(step, int) for step in selector):
-        steps = tuple(selector)
-    else:
-        raise TypeError(f"tracer.iter takes an integer, a slice or a list of integers, not {selector!r}")
-    if any(step < 0 for step in steps) or any(a >= b for a, b in pairwise(steps)):
-        raise ValueError(f"tracer.iter[{list(steps)}]: steps must be non-negative and increase")
-    return steps, True

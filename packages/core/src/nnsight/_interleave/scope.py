@@ -8,7 +8,7 @@ Shape suffixes: R = rows of one request, T = rows of the whole batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -32,6 +32,9 @@ class Scope(Protocol):
             MismatchedValueError: `own` does not fit.
             SharedValueError: `live` belongs to all requests of the batch.
         """
+
+    def fill(self, live: Tensor, number: float) -> Tensor:
+        """Return a tensor like the request's part of `live` that holds one number."""
 
     def put(self, live: Tensor, own: Tensor, where: str) -> Tensor:
         """Land `own` in the request's part of `live` and return the tensor that the model goes on with.
@@ -65,7 +68,13 @@ class WholeScope:
             live, own: equal.
         """
         self.check(live, own, where)
-        return own.to(device=live.device, dtype=live.dtype)
+        landed = own.to(device=live.device, dtype=live.dtype)
+        # The block keeps its own tensor: what it does to it later must not reach the model.
+        return landed.clone() if landed is own else landed
+
+    def fill(self, live: Tensor, number: float) -> Tensor:
+        """Return a tensor like `live` that holds one number."""
+        return torch.full_like(live, number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +107,10 @@ class RowScope:
     def check(self, live: Tensor, own: Tensor, where: str) -> None:
         """Refuse rows of another shape, and a change of what every request uses."""
         self._rows(live, own, where)
+
+    def fill(self, live: Tensor, number: float) -> Tensor:
+        """Return a tensor like the request's rows of `live` that holds one number."""
+        return torch.full_like(self.take(live), number)
 
     def put(self, live: Tensor, own: Tensor, where: str) -> Tensor:
         """Copy `own` into the request's rows of `live`, in place."""
@@ -143,7 +156,27 @@ def map_tensors(value: object, function: Callable[[Tensor], object]) -> object:
     return value
 
 
-def merge(live: object, own: object, put: Callable[[Tensor, Tensor], Tensor], where: str) -> object:
+def same_tensors(value: object, handed: Sequence[tuple[Tensor, int]]) -> bool:
+    """Tell whether a value still holds the very tensors that were handed out, in order."""
+    if isinstance(value, Tensor) or not isinstance(value, list | dict | tuple):
+        return True
+    found: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(value, keep)
+    return len(found) == len(handed) and all(one is other for one, (other, _) in zip(found, handed, strict=True))
+
+
+def merge(
+    live: object,
+    own: object,
+    put: Callable[[Tensor, Tensor], Tensor],
+    where: str,
+    fill: Callable[[Tensor, float], Tensor] = torch.full_like,
+) -> object:
     """Land the tensors of `own` in `live`, which must have the same structure.
 
     Raises:
@@ -153,15 +186,15 @@ def merge(live: object, own: object, put: Callable[[Tensor, Tensor], Tensor], wh
         if isinstance(own, Tensor):
             return put(live, own)
         if isinstance(own, int | float) and not isinstance(own, bool):
-            return put(live, torch.full_like(live, own))
+            return put(live, fill(live, own))
     elif isinstance(live, tuple | list):
         if isinstance(own, tuple | list) and len(own) == len(live):
             pairs = enumerate(zip(live, own, strict=True))
-            items: list[Any] = [merge(one, other, put, f"{where}[{i}]") for i, (one, other) in pairs]
+            items: list[Any] = [merge(one, other, put, f"{where}[{i}]", fill) for i, (one, other) in pairs]
             return type(live)(*items) if hasattr(live, "_fields") else type(live)(items)
     elif isinstance(live, dict):
         if isinstance(own, dict) and own.keys() == live.keys():
-            merged = {key: merge(live[key], own[key], put, f"{where}[{key!r}]") for key in live}
+            merged = {key: merge(live[key], own[key], put, f"{where}[{key!r}]", fill) for key in live}
             return merged if type(live) is dict else type(live)(**merged)
     else:
         return own

@@ -66,6 +66,8 @@ def summarize(statements: Sequence[ast.stmt], values: Mapping[str, object], name
     """
     walker = _Walker(values, frozenset({*SIDES, *names}))
     for statement in statements:
+        walker.find_counters(statement)
+    for statement in statements:
         walker.visit(statement)
     return Effects(
         tuple(sorted(walker.reads)),
@@ -81,11 +83,32 @@ class _Walker(ast.NodeVisitor):
         self._locations = locations
         self._containers: set[str] = set()
         self._counters: set[str] = set()
+        self._not_counters: set[str] = set()
         self._functions: set[str] = set()
         self.reads: set[str] = set()
         self.writes: set[str] = set()
         self.unknown: list[str] = []
         self.uses_result = False
+
+    def find_counters(self, statement: ast.stmt) -> None:
+        """Find names that hold nothing but numbers and text, whatever the order of the statements."""
+        constants: set[str] = set()
+        others: set[str] = set()
+        changed: set[ast.AST] = set()
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Assign) and isinstance(_without_save(node.value), ast.Constant):
+                plain = {target for target in node.targets if isinstance(target, ast.Name)}
+                changed |= plain
+                constants |= {target.id for target in plain}
+            elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+                changed.add(node.target)
+            elif isinstance(node, ast.arg):
+                others.add(node.arg)
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node not in changed:
+                others.add(node.id)
+        self._not_counters |= others
+        self._counters = (self._counters | constants) - self._not_counters
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         if node.attr in self._locations:
@@ -114,11 +137,8 @@ class _Walker(ast.NodeVisitor):
             if isinstance(target, ast.Name):
                 if self._is_container(value):
                     self._containers.add(target.id)
-                elif isinstance(value, ast.Constant) and isinstance(value.value, int | float | str):
-                    self._counters.add(target.id)
                 else:
                     self._containers.discard(target.id)
-                    self._counters.discard(target.id)
         self.generic_visit(node)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
@@ -127,9 +147,15 @@ class _Walker(ast.NodeVisitor):
             if target.id not in self._counters and target.id not in self._containers:
                 self._note(node, f"changes {target.id} in place")
         else:
+            # `hs[0] += v` changes the tensor in the slot, whatever holds it.
+            self._note(node, f"changes {ast.unparse(target)} in place")
             self._target(target)
         if isinstance(target, ast.Attribute) and target.attr in self._locations:
             self.reads.add(ast.unparse(target))
+        self.generic_visit(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        self._target(node.target)
         self.generic_visit(node)
 
     def visit_Delete(self, node: ast.Delete) -> None:
@@ -154,6 +180,8 @@ class _Walker(ast.NodeVisitor):
         for keyword in node.keywords:
             if keyword.arg in {"out", "inplace"}:
                 self._note(node, f"passes {keyword.arg}=")
+        if any(isinstance(arg, ast.Constant) and arg.value is True for arg in node.args):
+            self._note(node, "passes True, which may ask for a change in place")
         if isinstance(function, ast.Name):
             self._named_call(function)
         elif isinstance(function, ast.Attribute):
@@ -179,7 +207,11 @@ class _Walker(ast.NodeVisitor):
         value = self._values.get(root.id) if isinstance(root, ast.Name) else None
         name = function.attr
         if isinstance(value, ModuleType):
-            if name.endswith("_") or value.__name__.partition(".")[0] not in _SAFE_MODULES:
+            if (
+                ".ops." in ast.unparse(function)
+                or name.endswith("_")
+                or value.__name__.partition(".")[0] not in _SAFE_MODULES
+            ):
                 self._note(function, f"calls {ast.unparse(function)}")
         elif name not in _SAFE_METHODS and not _names_envoy(function, value):
             self._note(function, f"calls .{name}")

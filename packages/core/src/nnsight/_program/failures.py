@@ -7,12 +7,11 @@ import builtins
 import os
 import sys
 import sysconfig
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
 from nnsight.errors import RequestFailedError
-
-_PLAIN = (str, int, float, bool, bytes, type(None))
 
 
 def describe_error(error: BaseException, codes: frozenset[str] = frozenset()) -> dict[str, Any]:
@@ -25,11 +24,29 @@ def describe_error(error: BaseException, codes: frozenset[str] = frozenset()) ->
     kind = type(error)
     return {
         "type": [kind.__module__, kind.__qualname__],
-        "args": [arg if isinstance(arg, _PLAIN) else repr(arg) for arg in error.args],
-        "text": str(error),
-        "notes": list(getattr(error, "__notes__", ())),
+        "args": [_plain(arg) for arg in error.args],
+        "text": _text(str, error),
+        "notes": [_text(str, note) for note in getattr(error, "__notes__", ())],
         "frames": user_frames(error.__traceback__, codes),
     }
+
+
+def _plain(value: object) -> object:
+    """Return a value that any message can carry: the value itself, or its spelling."""
+    kind = type(value)
+    if kind is str:
+        return _text(str, value)
+    if kind is int and -(2**63) <= value < 2**63:  # type: ignore[operator]
+        return value
+    return value if kind in (float, bool, bytes, type(None)) else _text(repr, value)
+
+
+def _text(spell: Callable[[object], str], value: object) -> str:
+    try:
+        text = spell(value)
+    except Exception:  # noqa: BLE001 - a spelling of its own may do anything
+        text = f"<{type(value).__name__} that cannot be spelled>"
+    return str(text).encode("utf-8", "backslashreplace").decode()
 
 
 def user_frames(traceback: TracebackType | None, codes: frozenset[str] = frozenset()) -> list[list[Any]]:

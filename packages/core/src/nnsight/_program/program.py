@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import FrameType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from nnsight._capture import MISSING, BlockSource, block_names, compile_block, parse_block, visible_value
@@ -134,8 +134,13 @@ def run_source(
         keep(book.collect(found), found)
 
 
-def run_in_place(source: BlockSource, frame: FrameType) -> dict[str, object]:
+def run_in_place(source: BlockSource, frame: FrameType, entered: Callable[[CodeType], None]) -> dict[str, object]:
     """Run a block's source in the caller's process, seeing what its frame sees.
+
+    Args:
+        source: The block.
+        frame: The frame that it stands in.
+        entered: Told the code that runs.
 
     Returns:
         The variables that the block bound.
@@ -150,6 +155,7 @@ def run_in_place(source: BlockSource, frame: FrameType) -> dict[str, object]:
     at_top = frame.f_locals is frame.f_globals
     parameters = tuple(sorted(names.bound & set(known) if at_top else known))
     function = FunctionType(compile_block(source, (*parameters, *_HELPERS)), frame.f_globals)
+    entered(function.__code__)
     variables: dict[str, object] = function(*[known[name] for name in parameters], *save_helpers().values())
     return {name: variables[name] for name in names.bound if name in variables}
 

@@ -54,7 +54,7 @@ class SaveBook:
         """
         saved = {name: variables[name] for name in self._names if name in variables}
         for name, value in variables.items():
-            if name not in saved and not name.startswith("__nnsight") and id(value) in self._objects:
+            if name not in saved and not name.startswith("__nnsight") and self._holds(value):
                 saved[name] = value
         reachable: set[int] = set()
         for value in saved.values():
@@ -65,6 +65,14 @@ class SaveBook:
             if kept:
                 unnamed[label] = kept[0] if len(kept) == 1 else kept
         return saved, unnamed
+
+    def _holds(self, value: object) -> bool:
+        """Tell whether a value was saved, or is a collection of nothing but saved values."""
+        if id(value) in self._objects:
+            return True
+        if type(value) is dict:
+            value = list(value.values())
+        return isinstance(value, list | tuple) and bool(value) and all(self._holds(item) for item in value)
 
 
 def _walk(value: object, seen: set[int]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nnsight._interleave.run import BlockRun, StopBlock, current_run, selected_steps
+from nnsight._interleave.run import BlockRun, StopBlock, current_run
+from nnsight._interleave.steps import selected_steps
 
 
 class StepIterator:

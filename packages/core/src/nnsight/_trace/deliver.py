@@ -40,11 +40,12 @@ def deliver(
     unnamed = _gather([outcome.unnamed for outcome in outcomes])
     for request, outcome in zip(requests, outcomes, strict=True):
         for name, change in outcome.changes.items():
-            apply(request.program.values[name], change)
+            _change(request.program.values[name], change)
     own, _ = book.collect(bound)
     saves = {**unnamed, **own, **named}
     if frame is not None:
-        write_back(frame, {**bound, **named})
+        binding = [outcome.named for request, outcome in zip(requests, outcomes, strict=True) if request.binds]
+        write_back(frame, {**bound, **_gather(binding)})
         _warn(frame, outcomes)
     return saves
 
@@ -56,6 +57,14 @@ def _gather(parts: Sequence[dict[str, object]]) -> dict[str, object]:
         for name, value in part.items():
             found.setdefault(name, []).append(value)
     return {name: values[0] if len(values) == 1 else values for name, values in found.items()}
+
+
+def _change(container: Any, change: list[Any]) -> None:
+    """Change a container where it is, since others hold it too."""
+    changed = apply(container, change)
+    if changed is not container and type(changed) is type(container):
+        container.clear()
+        container.update(changed)
 
 
 def _warn(frame: FrameType, outcomes: Sequence[Outcome]) -> None:

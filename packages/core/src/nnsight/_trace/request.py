@@ -18,10 +18,13 @@ class Request:
     Attributes:
         program: The captured block.
         prepared: The input as the backend prepared it, checked.
+        binds: Whether what the block saved is bound to the variables around the trace; a block that stands in another
+            function than its trace leaves them alone.
     """
 
     program: Program
     prepared: Any
+    binds: bool = True
 
 
 @dataclass

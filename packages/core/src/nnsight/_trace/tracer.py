@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from nnsight._capture import BlockSource, BodySkipper, find_block
@@ -46,7 +46,10 @@ class Invoker:
         if not self._skipper.finish(kind, error, traceback):
             return False
         with without_skip(error):
-            self._tracer._add(self._source, frame, self._prepared, given={self._source.target: self._tracer})
+            here = frame.f_code is self._tracer._running
+            self._tracer._add(
+                self._source, frame, self._prepared, given={self._source.target: self._tracer}, binds=here
+            )
         return True
 
 
@@ -68,6 +71,7 @@ class Tracer:
         self._requests: list[Request] = []
         self._book = SaveBook()
         self._open = False
+        self._running: CodeType | None = None
         self._outcomes: list[Outcome] | None = None
         self._saves: dict[str, object] = {}
 
@@ -185,9 +189,10 @@ class Tracer:
         self._open = True
         try:
             with client_saves(self._book):
-                bound = run_in_place(self._source, frame)
+                bound = run_in_place(self._source, frame, self._entered)
         finally:
             self._open = False
+            self._running = None
         if not self._requests:
             raise InvalidRequestError(
                 "the trace has no input and its block makes no invoke; give it one: `model.trace(prompt)`, "
@@ -195,11 +200,16 @@ class Tracer:
             )
         return bound
 
-    def _add(self, source: BlockSource, frame: FrameType, prepared: Any, *, given: dict[Any, object]) -> None:
+    def _entered(self, code: CodeType) -> None:
+        self._running = code
+
+    def _add(
+        self, source: BlockSource, frame: FrameType, prepared: Any, *, given: dict[Any, object], binds: bool = True
+    ) -> None:
         program = Program.from_frame(
             source, frame, given=given, value_names=frozenset(self.model._tree.values), saved=self._book.has
         )
-        self._requests.append(Request(program, prepared))
+        self._requests.append(Request(program, prepared, binds))
 
     def _finish(self, frame: FrameType | None, bound: dict[str, object]) -> None:
         requests, self._requests = self._requests, []

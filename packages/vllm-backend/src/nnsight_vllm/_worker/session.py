@@ -14,7 +14,7 @@ import torch
 from nnsight._interleave import BlockRun, Interleaver, RowScope
 from nnsight._program.failures import describe_error
 from nnsight._trace.messages import block_codecs, decode_program, encode_values
-from nnsight.errors import NNsightError, UnsupportedFeatureError
+from nnsight.errors import UnsupportedFeatureError
 from nnsight_vllm._transfer import LARGE_BYTES, remove_shared, write_shared
 from nnsight_vllm._worker.tree import build_tree
 from nnsight_vllm.compat.records import missing_seams
@@ -171,7 +171,10 @@ class WorkerSession:
         outcomes = []
         for key, result in msgspec.msgpack.decode(data):
             traced = self._take(key)
-            outcomes.append(self._outcome(traced, result) if traced is not None else None)
+            try:
+                outcomes.append(self._outcome(traced, result) if traced is not None else None)
+            except Exception as error:  # noqa: BLE001 - it belongs to this request, and the others come home
+                outcomes.append(_failed(error))
         return msgspec.msgpack.encode(outcomes) if self._model.rank == 0 else b""
 
     def discard(self, data: bytes) -> bytes:
@@ -236,7 +239,7 @@ class WorkerSession:
             values = getattr(run, part)
             try:
                 parts[part] = self._place(encode_values(values, result))
-            except NNsightError as refusal:
+            except Exception as refusal:  # noqa: BLE001 - what cannot be sent is that request's error
                 parts[part] = self._place(encode_values(_sendable(values, result), result))
                 parts["error"] = error or describe_error(refusal)
         return msgspec.msgpack.encode(parts)
@@ -256,7 +259,7 @@ def _sendable(values: dict[str, object], result: object) -> dict[str, object]:
     for name, value in values.items():
         try:
             encode_values({name: value}, result)
-        except NNsightError:
+        except Exception:  # noqa: BLE001 - what cannot be sent is left out
             continue
         kept[name] = value
     return kept
