@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 
+import msgspec
 import pytest
 
 from nnsight._program.failures import describe_error, keep_user_frames, rebuild_error
@@ -81,3 +82,18 @@ def test_frames_of_libraries_are_cut_where_the_user_has_any() -> None:
     assert link is not None
     assert link.tb_frame is sys._getframe()
     assert link.tb_next is None
+
+
+@pytest.mark.parametrize("arg", [2**70, "\ud800", object(), [1]])
+def test_arguments_that_cannot_travel_are_spelled(arg: object) -> None:
+    data = _described(ValueError(arg))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(data))["type"] == ["builtins", "ValueError"]
+    assert isinstance(rebuild_error(data), Exception)
+
+
+def test_an_error_that_cannot_be_spelled_is_told_all_the_same() -> None:
+    class Silent(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no")
+
+    assert "cannot be spelled" in str(rebuild_error(_described(Silent())))

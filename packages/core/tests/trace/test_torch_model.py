@@ -16,11 +16,13 @@ from nnsight import NNsight, save
 from nnsight._interleave import BlockRun, Location, RowScope
 from nnsight.errors import (
     InvalidRequestError,
+    OutOfOrderError,
     OutsideTraceError,
     ReadOnlyError,
     RequestFailedError,
     SharedValueError,
     UnknownLocationError,
+    UnsupportedFeatureError,
 )
 
 
@@ -237,3 +239,161 @@ def test_two_thousand_traces_leave_nothing_behind(network: nn.Sequential) -> Non
     before = traces(50)
     after = traces(2000)
     assert after - before < 200
+
+
+def test_reads_in_inference_mode_are_served(network: nn.Sequential) -> None:
+    model = NNsight(network)
+    x = torch.ones(1, 4)
+    with torch.inference_mode(), model.trace(x):
+        outside = model[0].output.save()
+    with model.trace(x):
+        with torch.inference_mode():
+            inside = model[0].output.save()
+            other = model[2].output.save()
+    assert torch.equal(outside, inside)
+    assert other.shape == (1, 2)
+
+
+def test_a_mode_of_torch_that_would_reach_the_model_is_refused(network: nn.Sequential) -> None:
+    model = NNsight(network)
+    with pytest.raises(UnsupportedFeatureError, match="inside a torch mode"), model.trace(torch.ones(1, 4)):
+        with torch.device("meta"):
+            model[0].output.save()
+    with pytest.raises(UnsupportedFeatureError, match="inside a torch mode"), model.trace(torch.ones(1, 4)):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            model[0].output.save()
+
+
+def test_an_item_replaced_in_a_handed_container_lands() -> None:
+    class Table(nn.Module):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"h": x, "r": x * 2}
+
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = Table()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            parts = self.table(x)
+            return parts["h"] + parts["r"]
+
+    model = NNsight(Root())
+    with model.trace(torch.ones(2, 3)) as tracer:
+        model.table.output["h"] = torch.zeros(2, 3)
+        result = tracer.result.save()
+    assert torch.equal(result, torch.full((2, 3), 2.0))
+    assert tracer.receipt.edits == {"table.output": 1}
+
+
+def test_a_module_that_one_parent_calls_under_two_names_is_refused() -> None:
+    act = nn.ReLU()
+    model = NNsight(nn.Sequential(nn.Linear(2, 2), act, nn.Linear(2, 2), act))
+    with pytest.raises(UnsupportedFeatureError, match="1 and 3 are one module"), model.trace(torch.ones(1, 2)):
+        model[3].output.save()
+
+
+def test_an_edit_after_the_model_moved_on_does_not_reach_it(network: nn.Sequential) -> None:
+    model = NNsight(network)
+    mine = torch.full((1, 8), -3.0)
+    with torch.no_grad(), model.trace(torch.ones(1, 4)):
+        model[0].output = mine
+        mine_inside = model[1].output.save()
+    assert torch.equal(mine, torch.full((1, 8), -3.0))
+    assert float(mine_inside.abs().max()) == 0.0
+
+
+def test_collections_of_saves_come_home(network: nn.Sequential) -> None:
+    model = NNsight(network)
+    with model.trace(torch.ones(1, 4)):
+        every = [layer.output.save() for layer in model]
+        table = {"shape": 3, "last": every[-1]}
+    assert [value.shape[1] for value in every] == [8, 8, 2]
+    with pytest.raises(NameError):
+        table
+
+
+def test_an_invoke_in_a_helper_leaves_other_variables_alone(network: nn.Sequential) -> None:
+    model = NNsight(network)
+
+    def helper(tracer: Any, x: torch.Tensor) -> None:
+        with tracer.invoke(x):
+            hidden = model[0].output.save()  # noqa: F841 - on tracer.saves
+
+    hidden = "mine"
+    with model.trace() as tracer:
+        helper(tracer, torch.ones(1, 4))
+    assert hidden == "mine"
+    assert tracer.saves["hidden"].shape == (1, 8)
+
+
+def test_a_block_that_asks_on_and_on_for_what_is_not_computed_keeps_its_saves(network: nn.Sequential) -> None:
+    model = NNsight(network)
+    with model.trace(torch.ones(1, 4)):
+        misses = 0
+        model[2].output
+        for _ in range(150):
+            try:
+                model[0].output
+            except OutOfOrderError:
+                misses += 1
+        misses.save()
+    assert misses == 150
+
+
+def test_two_models_of_one_module_in_two_threads(network: nn.Sequential) -> None:
+    found: list[torch.Tensor] = []
+
+    def work() -> None:
+        model = NNsight(network)
+        for _ in range(20):
+            with model.trace(torch.ones(1, 4)):
+                hidden = model[0].output.save()
+        found.append(hidden)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 3
+
+
+def test_a_tied_module_of_an_inner_parent_is_not_taken_for_the_outer_one() -> None:
+    class Inner(nn.Module):
+        def __init__(self, tied: nn.Module) -> None:
+            super().__init__()
+            self.embed = tied
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.embed(x) + 1
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            tied = nn.Linear(3, 3)
+            self.inner, self.head = Inner(tied), tied
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.inner(x))
+
+    module = Outer()
+    model = NNsight(module)
+    x = torch.ones(1, 3)
+    with model.trace(x):
+        embedded = model.inner.embed.output.save()
+        head = model.head.output.save()
+    with model.trace(x):
+        alone = model.head.output.save()
+    expected = module(x)
+    assert torch.allclose(embedded, module.head(x))
+    assert torch.allclose(head, expected)
+    assert torch.allclose(alone, expected)
+
+
+def test_an_ad_hoc_call_in_place_changes_nothing_of_the_model() -> None:
+    model = NNsight(nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True)))
+    with model.trace(torch.ones(1, 2)) as tracer:
+        hidden = model[0].output
+        model[1](hidden).save()
+    assert tracer.receipt.edits == {}

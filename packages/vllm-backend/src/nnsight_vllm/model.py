@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
@@ -45,7 +46,7 @@ class VLLM(TracedModel):
 
     def __init__(
         self,
-        repo: str,
+        repo: str | os.PathLike[str],
         *,
         dispatch: bool = False,
         mode: str = "sync",
@@ -75,7 +76,7 @@ class VLLM(TracedModel):
             refuse_unguarded_script()
         name = "tapped" if taps is not None else "async" if mode == "async" else "eager"
         self._engine_spec = find_engine("vllm", name)
-        self._repo = repo
+        self._repo = repo = os.fspath(repo)
         self._keywords, self._settings = engine_settings(engine_keywords)
         self._engine: Any = None
         self._finalizer: Any = None

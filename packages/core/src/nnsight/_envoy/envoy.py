@@ -74,6 +74,11 @@ class Envoy:
                 "not supported yet; read a value that every rank holds whole, such as the block's own input or output, "
                 "or use tensor_parallel_size=1"
             )
+        if self._tree.ambiguous and self._path in self._tree.ambiguous:
+            raise UnsupportedFeatureError(
+                f"{' and '.join(self._tree.ambiguous[self._path])} are one module, called by one parent, so their "
+                "calls cannot be told apart; read what the modules around them are given and return"
+            )
         return self._locations[side]
 
     def get(self, path: str) -> Any:
@@ -117,6 +122,11 @@ class Envoy:
                 return self._tree.helpers[name]()
         if name.startswith("__"):
             raise AttributeError(name)
+        if name in {"trace", "run", "generate"} and not hasattr(module, name):
+            raise UnsupportedFeatureError(
+                f"model.{name} was called inside a block: traces do not nest; end this one, and use what it saved in "
+                "another"
+            )
         try:
             return getattr(module, name)
         except AttributeError:

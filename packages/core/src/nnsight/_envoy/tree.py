@@ -6,17 +6,20 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor, nn
+
 from nnsight._interleave.location import Location
 from nnsight.errors import UnknownLocationError
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from nnsight._envoy.envoy import Envoy
 
 
 def _call_module(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-    return module(*args, **kwargs)
+    # Modules that work in place must not change what the block was handed, and with it the model.
+    own = [arg.clone() if isinstance(arg, Tensor) else arg for arg in args]
+    named = {name: arg.clone() if isinstance(arg, Tensor) else arg for name, arg in kwargs.items()}
+    return module(*own, **named)
 
 
 class ModelTree:
@@ -52,6 +55,14 @@ class ModelTree:
         for module in self._modules.values():
             paths[id(module)] = paths.get(id(module), 0) + 1
         self._shared = {path for path, module in self._modules.items() if paths[id(module)] > 1}
+        # Paths of one module whose calls no parent tells apart, by each of them.
+        self.ambiguous: dict[str, list[str]] = {}
+        together: dict[tuple[int, str], list[str]] = {}
+        for path in self._shared:
+            together.setdefault((id(self._modules[path]), self.gate(path) or ""), []).append(path)
+        for paths_of_one in together.values():
+            if len(paths_of_one) > 1:
+                self.ambiguous.update(dict.fromkeys(paths_of_one, sorted(paths_of_one)))
         self._envoys: dict[str, Envoy] = {"": Envoy(self, "", root)}
 
     def module(self, path: str) -> nn.Module:
@@ -72,6 +83,18 @@ class ModelTree:
         while path in self._shared:
             path = path.rpartition(".")[0]
         return path
+
+    def inner_gates(self, path: str) -> list[str]:
+        """Return the gates of a shared module's other paths that lie inside the gate of this one.
+
+        A call that comes from inside one of them belongs to its path.
+        """
+        own = self.gate(path)
+        if own is None:
+            return []
+        module = self._modules[path]
+        others = {self.gate(other) or "" for other in self._shared if self._modules[other] is module}
+        return sorted(other for other in others if other != own and (not own or other.startswith(f"{own}.")))
 
     def envoy(self, path: str = "") -> Envoy:
         """Return the envoy at `path`, always the same one.

@@ -29,6 +29,9 @@ class Tree(Protocol):
     def gate(self, path: str) -> str | None:
         """Return the path of the parent that tells the calls of a shared module apart, or None."""
 
+    def inner_gates(self, path: str) -> list[str]:
+        """Return the gates of the module's other paths that lie inside this one's."""
+
 
 class Site:
     """One module that blocks wait for, and its replaced `forward`."""
@@ -108,7 +111,7 @@ class Interleaver:
         self.thread = get_ident()
         self._sites: dict[int, Site] = {}
         self._lines: dict[str, tuple[Site, ...]] = {}
-        self._gates: dict[str, Site | None] = {}
+        self._gates: dict[str, tuple[Site | None, tuple[Site, ...]]] = {}
         self._armed: list[Site] = []
         self._values: dict[str, list[BlockRun]] = {}
         self._scopes: dict[BlockRun, Scope] = {}
@@ -192,8 +195,8 @@ class Interleaver:
             wait = run.wait
             assert type(wait) is Location
             # A module shared by several parents is served where the parent that the block named is calling it.
-            gate = self._gates[wait.path]
-            if gate is None or gate.depth:
+            gate, inner = self._gates[wait.path]
+            if gate is None or (gate.depth and not any(site.depth for site in inner)):
                 due.append(run)
         return due
 
@@ -220,6 +223,7 @@ class Interleaver:
         parts = path.split(".") if path else []
         line = tuple(self.site(".".join(parts[:length])) for length in range(len(parts), -1, -1))
         gate = self._tree.gate(path)
-        self._gates[path] = None if gate is None else self.site(gate)
-        self._lines[path] = line
+        inner = tuple(self.site(other) for other in self._tree.inner_gates(path))
+        self._gates[path] = (None if gate is None else self.site(gate), inner)
+        self._lines[path] = line = (*line, *inner)
         return line

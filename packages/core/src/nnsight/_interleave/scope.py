@@ -208,4 +208,6 @@ def _describe(value: object) -> str:
         return f"a tensor of shape {tuple(value.shape)}"
     if isinstance(value, tuple | list):
         return f"a {type(value).__name__} of {len(value)} values"
+    if isinstance(value, dict):
+        return f"a dict with the keys {', '.join(map(repr, value)) or 'none'}"
     return f"a {type(value).__name__}"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -17,6 +18,8 @@ from nnsight._program.failures import keep_user_frames
 from nnsight._torch.localize import localize
 from nnsight._trace import Outcome, Request, TracedModel
 from nnsight.errors import InvalidRequestError
+
+_LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,8 @@ class NNsight(TracedModel):
         if not isinstance(module, nn.Module):
             raise TypeError(f"NNsight takes a torch.nn.Module, not a {type(module).__name__}")
         self._module = module
-        # Blocks replace the forward of modules on the instance, so one trace runs at a time.
-        self._lock = threading.RLock()
+        # Blocks replace the forward of modules on the instance, so one trace of a module runs at a time.
+        self._lock = _LOCKS.setdefault(module, threading.RLock())
         self._tree = ModelTree(module)
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:

@@ -6,6 +6,16 @@ from collections.abc import Iterator
 
 from nnsight._interleave.run import BlockRun, StopBlock, current_run
 from nnsight._interleave.steps import selected_steps
+from nnsight.errors import OutsideTraceError
+
+
+def in_block() -> bool:
+    """Tell whether a block is running here."""
+    try:
+        current_run()
+    except OutsideTraceError:
+        return False
+    return True
 
 
 class StepIterator:

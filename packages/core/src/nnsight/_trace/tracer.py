@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from nnsight._capture import BlockSource, BodySkipper, find_block
 from nnsight._program import Program, SaveBook, client_saves
 from nnsight._program.program import run_in_place
+from nnsight._trace.block_tracer import BlockTracer, in_block
 from nnsight._trace.deliver import deliver, raise_first, without_skip
 from nnsight._trace.request import Outcome, Request
 from nnsight.errors import InvalidRequestError, OutsideTraceError
@@ -148,24 +149,30 @@ class Tracer:
         """Select steps, inside a block.
 
         Raises:
-            OutsideTraceError: Always: no request runs here.
+            OutsideTraceError: No block is running here.
         """
+        if in_block():
+            return BlockTracer().iter
         raise OutsideTraceError("tracer.iter counts the steps of a request: use it in the block of a trace or invoke")
 
     def all(self) -> Any:
         """Iterate over every step, inside a block.
 
         Raises:
-            OutsideTraceError: Always: no request runs here.
+            OutsideTraceError: No block is running here.
         """
+        if in_block():
+            return BlockTracer().all()
         raise OutsideTraceError("tracer.all() counts the steps of a request: use it in the block of a trace or invoke")
 
     def stop(self) -> None:
         """End the request, inside a block.
 
         Raises:
-            OutsideTraceError: Always: no request runs here.
+            OutsideTraceError: No block is running here.
         """
+        if in_block():
+            BlockTracer().stop()
         raise OutsideTraceError("tracer.stop() ends a request: use it in the block of a trace or invoke")
 
     # ----------------------------------------------------------------------------------------------------------------

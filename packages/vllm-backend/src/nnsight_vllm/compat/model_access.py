@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from nnsight.errors import UnsupportedFeatureError
+
 
 class WorkerModel:
     """What a session asks about the model that its runner holds."""
@@ -67,6 +69,11 @@ def call_ad_hoc(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
+    if any(hasattr(part, "kv_cache") for part in module.modules()):
+        raise UnsupportedFeatureError(
+            f"{type(module).__name__} writes the keys and values of the running request when it is called, so it "
+            "cannot be called ad hoc; call the parts of it that hold no attention"
+        )
     own = [arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args]
     named = {name: arg.clone() if isinstance(arg, torch.Tensor) else arg for name, arg in kwargs.items()}
     with torch.no_grad():
