@@ -257,3 +257,48 @@ def test_a_request_that_ends_by_a_stop_token_serves_no_step_beyond_it(engine: An
         after = "ran".save()
     assert steps == list(range(ids.index(ids[2]) + 1))
     assert after == "ran"
+
+
+def test_a_number_fills_the_rows_of_its_request_whoever_shares_the_batch(engine: Any, greedy: Greedy) -> None:
+    with engine.trace(**greedy(3)) as tracer:
+        with tracer.invoke(PROMPT):
+            for _ in tracer.iter[:3]:
+                engine.samples = 77
+            forced = tracer.result.save()
+        with tracer.invoke("w9 w8"):
+            for _ in tracer.iter[:3]:
+                engine.model.layers[0].mlp.output = 0
+                emptied = engine.model.layers[0].mlp.output.save()
+    assert list(forced.outputs[0].token_ids) == [77, 77, 77]
+    assert float(torch.as_tensor(emptied).abs().max()) == 0.0
+
+
+def test_reads_in_inference_mode_leave_the_engine_alive(engine: Any, greedy: Greedy) -> None:
+    with engine.trace(PROMPT, **greedy(1)):
+        with torch.inference_mode():
+            one = engine.model.layers[0].output[0].save()
+            other = engine.model.layers[1].output[0].save()
+    assert one.shape == other.shape == (5, 128)
+
+
+def test_a_mode_of_torch_around_a_read_is_that_requests_error(engine: Any, greedy: Greedy) -> None:
+    with pytest.raises(UnsupportedFeatureError, match="inside a torch mode"), engine.trace(PROMPT, **greedy(1)):
+        with torch.device("meta"):
+            engine.model.layers[0].output[0].save()
+    assert len(engine.generate(PROMPT, **greedy(1)).outputs[0].token_ids) == 1
+
+
+def test_an_error_that_no_message_can_carry_loses_nothing_of_the_others(engine: Any, greedy: Greedy) -> None:
+    with pytest.raises(ValueError, match="1180591620717411303424"):
+        with engine.trace(**greedy(1)) as tracer:
+            with tracer.invoke(PROMPT):
+                kept = engine.logits.save()
+            with tracer.invoke(PROMPT):
+                raise ValueError(2**70)
+    assert kept.shape == (1, 512)
+
+
+def test_attention_cannot_be_called_ad_hoc(engine: Any, greedy: Greedy) -> None:
+    with pytest.raises(UnsupportedFeatureError, match="keys and values"), engine.trace(PROMPT, **greedy(1)):
+        states, positions = engine.model.embed_tokens.output, engine.model.layers[0].input
+        engine.model.layers[0].self_attn(positions, states)
