@@ -158,7 +158,12 @@ def map_tensors(value: object, function: Callable[[Tensor], object]) -> object:
 
 def same_tensors(value: object, handed: Sequence[tuple[Tensor, int]]) -> bool:
     """Tell whether a value still holds the very tensors that were handed out, in order."""
-    if isinstance(value, Tensor) or not isinstance(value, list | dict | tuple):
+    if isinstance(value, Tensor):
+        return True
+    # The items of a tuple cannot be replaced, only those of lists and dicts in it.
+    if isinstance(value, tuple) and not any([isinstance(item, list | dict | tuple) for item in value]):
+        return True
+    if not isinstance(value, list | dict | tuple):
         return True
     found: list[Tensor] = []
 
