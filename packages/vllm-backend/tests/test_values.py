@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -296,6 +299,29 @@ def test_an_error_that_no_message_can_carry_loses_nothing_of_the_others(engine: 
             with tracer.invoke(PROMPT):
                 raise ValueError(2**70)
     assert kept.shape == (1, 512)
+
+
+def test_an_interrupted_trace_leaves_no_request_behind(engine: Any, reference: HFReference, greedy: Greedy) -> None:
+    began = threading.Event()
+
+    def interrupt() -> None:
+        began.wait()
+        time.sleep(0.1)
+        signal.raise_signal(signal.SIGINT)
+
+    before = engine.vllm_entrypoint.llm_engine.output_processor
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        began.set()
+        with engine.trace(PROMPT, **greedy(120)) as tracer:
+            for _ in tracer.iter[:120]:
+                engine.model.layers[0].output
+    thread.join()
+    assert not before.request_states
+    ids = engine.tokenizer.encode(PROMPT)
+    assert list(engine.generate(PROMPT, **greedy(3)).outputs[0].token_ids) == reference.generate(ids, 3).tokens
+    assert engine.vllm_entrypoint.collective_rpc("nnsight_discard", args=(b"\x90",)) == [b"0"]
 
 
 def test_attention_cannot_be_called_ad_hoc(engine: Any, greedy: Greedy) -> None:

@@ -120,6 +120,9 @@ class EagerEngine:
             raise EngineError(
                 f"the engine died while it ran {len(prompts)} request(s): {error}; the cause is in its log above"
             ) from error
+        except BaseException:
+            public.abort_all(self.llm)
+            raise
 
     def _collect(self, requests: Sequence[Request], keys: Sequence[str], results: Sequence[Any]) -> list[Outcome]:
         asked = []

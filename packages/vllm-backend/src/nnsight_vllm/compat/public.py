@@ -63,6 +63,18 @@ def generate(llm: Any, prompts: Sequence[Any], params: Sequence[Any], **keywords
     return outputs
 
 
+def abort_all(llm: Any) -> None:
+    """End every request of an engine whose caller was interrupted; their outputs would come with the next call's.
+
+    Source:
+        vLLM 0.27.1, v1/engine/llm_engine.py, LLMEngine.abort_request
+    """
+    engine = llm.llm_engine
+    unfinished = list(engine.output_processor.request_states)
+    if unfinished:
+        engine.abort_request(unfinished, internal=True)
+
+
 def engine_dead_errors() -> tuple[type[BaseException], ...]:
     """Return what vLLM raises when an engine's process has died."""
     from vllm.v1.engine.exceptions import EngineDeadError
