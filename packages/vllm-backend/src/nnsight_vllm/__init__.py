@@ -25,7 +25,10 @@ def _refuse_conflict() -> None:
     )
     try:
         from nnsight.errors import DistributionConflictError
-    except Exception:  # noqa: BLE001 - the other distribution's files may do anything
+    except Exception as error:
+        if type(error).__name__ == "DistributionConflictError":
+            raise  # our own core is in place, and says the same
+        # The other distribution's files may do anything.
         raise ImportError(message) from None
     raise DistributionConflictError(message)
 
