@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,6 +104,3 @@ class RunFinished:
     seconds: float
     errors: tuple[BaseException, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
-
-
-RegisterBackend = Callable[[str, str], None]

@@ -17,6 +17,7 @@ from nnsight_vllm._client.prepared import PreparedRequest
 from nnsight_vllm._client.prompts import token_prompt
 from nnsight_vllm._client.sampling import plain_names, split_keywords
 from nnsight_vllm._client.settings import Setting, engine_settings
+from nnsight_vllm._worker.tree import VALUES
 from nnsight_vllm.compat.versions import refuse_unsupported
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 refuse_unsupported()
 
 _MODES = ("sync", "async")
-VALUES = ("logits", "samples")
 
 
 class VLLM(TracedModel):

@@ -71,13 +71,6 @@ class Program:
         statements = parse_block(source)
         return cls(source, (), dict(values), (), summarize(statements, values, frozenset()))
 
-    def unbound(self) -> frozenset[str]:
-        """Return the names that the block loads and that nothing binds."""
-        names = block_names(parse_block(self.source))
-        return frozenset(
-            name for name in names.loaded - names.bound if name not in self.values and not hasattr(builtins, name)
-        )
-
     def start(self, values: Mapping[str, object], *, grad: bool, inference: bool = False, read_only: bool) -> BlockRun:
         """Make a run of the block.
 

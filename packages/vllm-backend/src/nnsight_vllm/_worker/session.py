@@ -13,7 +13,8 @@ import torch
 
 from nnsight._interleave import BlockRun, Interleaver, RowScope
 from nnsight._program.failures import describe_error
-from nnsight._trace.messages import block_codecs, decode_program, encode_values
+from nnsight._trace.messages import TRUSTED, block_codecs, decode_program, encode_values
+from nnsight._wire import decode
 from nnsight.errors import UnsupportedFeatureError
 from nnsight_vllm._transfer import LARGE_BYTES, remove_shared, write_shared
 from nnsight_vllm._worker.tree import build_tree
@@ -224,9 +225,6 @@ class WorkerSession:
             return _failed(traced.error)
         result = None
         if result_data is not None:
-            from nnsight._trace.messages import TRUSTED
-            from nnsight._wire import decode
-
             result = decode(result_data, codecs=block_codecs(), limits=TRUSTED)
             run.give_result(result)
         run.close()
