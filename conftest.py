@@ -12,6 +12,15 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--vllm-runner",
+        action="append",
+        choices=["v1", "v1-async", "v2", "v2-async", "v1-tp2", "v2-tp2"],
+        help="run tests of the vLLM backend on this model runner alone; may be given several times",
+    )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     needy = [item for item in items if item.get_closest_marker("gpu") is not None]
     if not needy or os.environ.get("NNSIGHT_REQUIRE_GPU") == "1":
