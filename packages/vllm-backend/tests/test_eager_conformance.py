@@ -18,7 +18,8 @@ SEVERAL_RANKS = True
 
 
 def add(layer: Any, vector: torch.Tensor) -> None:
-    layer.output[0][:] += vector
+    states = layer.output[0]
+    states[:] += vector.to(states.device)
 
 
 def replace(layer: Any, states: torch.Tensor) -> None:
