@@ -1,0 +1,143 @@
+"""How workers send home what their requests saved: one message each, past the engine and without a collective call.
+
+A collective call reaches every worker between two steps and waits for all of them, so one for each finished request
+would hold up everybody's. A worker posts an outcome when it sees its request end, which vLLM tells it in the step after,
+and a thread of the worker does the copying and the writing. The messages go through a socket in a folder that only
+this user can enter; large values stay in shared memory (`_transfer`), and the message says where.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Final
+
+import zmq
+
+_STOP: Final = b""
+# How long a closing worker tries to hand over what it has posted.
+_LINGER_MS: Final = 1000
+
+
+class Mailbox:
+    """The caller's end: what was posted, by key."""
+
+    def __init__(self, dropped: Callable[[bytes], None] = lambda message: None) -> None:
+        """Open a mailbox.
+
+        Args:
+            dropped: Told of each message that nobody expects any more.
+        """
+        self._folder = tempfile.mkdtemp(prefix="nnsight-")
+        self.address = f"ipc://{self._folder}/mailbox"
+        self._dropped = dropped
+        self._lock = threading.Lock()
+        self._expected: dict[bytes, Future[bytes]] = {}
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PULL)
+        self._socket.set_hwm(0)
+        self._socket.bind(self.address)
+        self._thread = threading.Thread(target=self._receive, name="nnsight-mailbox", daemon=True)
+        self._thread.start()
+
+    def expect(self, key: str) -> Future[bytes]:
+        """Return the future of a message; to be called before anything can post it."""
+        future: Future[bytes] = Future()
+        with self._lock:
+            self._expected[key.encode()] = future
+        return future
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Expect messages no longer."""
+        with self._lock:
+            for key in keys:
+                future = self._expected.pop(key.encode(), None)
+                if future is not None:
+                    future.cancel()
+
+    def fail(self, error: BaseException) -> None:
+        """Let everything that is expected fail, since its senders are gone."""
+        with self._lock:
+            expected, self._expected = list(self._expected.values()), {}
+        for future in expected:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
+
+    def close(self) -> None:
+        """Close the mailbox, and let what is still expected be cancelled."""
+        if self._thread.is_alive():
+            # The socket belongs to its thread, which ends when it is told to through the socket itself.
+            with contextlib.closing(self._context.socket(zmq.PUSH)) as sender:
+                sender.connect(self.address)
+                sender.send_multipart([_STOP, _STOP])
+            self._thread.join()
+        with self._lock:
+            expected, self._expected = list(self._expected.values()), {}
+        for future in expected:
+            future.cancel()
+        self._context.destroy(linger=0)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _receive(self) -> None:
+        with contextlib.closing(self._socket):
+            while True:
+                key, message = self._socket.recv_multipart()
+                if key == _STOP:
+                    return
+                with self._lock:
+                    future = self._expected.pop(key, None)
+                if future is not None and future.set_running_or_notify_cancel():
+                    future.set_result(message)
+                else:
+                    self._dropped(message)
+
+
+class Postbox:
+    """A worker's end; a thread of its own makes the messages and sends them."""
+
+    def __init__(self, address: str, prepare: Callable[[], None] = lambda: None) -> None:
+        """Lead to a mailbox; nothing is opened before the first message.
+
+        Args:
+            address: Of the mailbox.
+            prepare: Called once in the thread that makes the messages.
+        """
+        self._address = address
+        self._prepare = prepare
+        self._queue: queue.SimpleQueue[tuple[str, Callable[[], bytes]] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def reachable(self) -> bool:
+        """Whether the mailbox is on this host and still open."""
+        return Path(self._address.removeprefix("ipc://")).exists()
+
+    def post(self, key: str, make: Callable[[], bytes]) -> None:
+        """Send what `make` returns, which is called in another thread and must not raise."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._send, name="nnsight-postbox", daemon=True)
+            self._thread.start()
+        self._queue.put((key, make))
+
+    def close(self) -> None:
+        """Send what was posted, for a second at most, and end."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join(timeout=2 * _LINGER_MS / 1000)
+            self._thread = None
+
+    def _send(self) -> None:
+        self._prepare()
+        with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
+            socket.set_hwm(0)
+            socket.setsockopt(zmq.LINGER, _LINGER_MS)
+            socket.connect(self._address)
+            while (posted := self._queue.get()) is not None:
+                key, make = posted
+                socket.send_multipart([key.encode(), make()], copy=False)

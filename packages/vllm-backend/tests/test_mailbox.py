@@ -1,0 +1,80 @@
+"""What a worker posts reaches the caller who expects it, from another process too, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nnsight_vllm._mailbox import Mailbox, Postbox
+
+
+@pytest.fixture
+def mailbox() -> Iterator[Mailbox]:
+    opened = Mailbox()
+    yield opened
+    opened.close()
+
+
+def test_messages_reach_whoever_expects_them_in_any_order(mailbox: Mailbox) -> None:
+    futures = {key: mailbox.expect(key) for key in ("a", "b", "c")}
+    postbox = Postbox(mailbox.address)
+    assert postbox.reachable
+    for key in ("c", "a", "b"):
+        postbox.post(key, lambda key=key: key.encode() * 1000)
+    assert {key: future.result(10) for key, future in futures.items()} == {key: key.encode() * 1000 for key in futures}
+    postbox.close()
+
+
+def test_another_process_posts_and_ends_at_once(mailbox: Mailbox) -> None:
+    future = mailbox.expect("big")
+    script = f"""
+        from nnsight_vllm._mailbox import Postbox
+        postbox = Postbox({mailbox.address!r})
+        postbox.post("big", lambda: bytes(5_000_000))
+        postbox.close()
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60)
+    assert len(future.result(10)) == 5_000_000
+
+
+def test_what_nobody_expects_is_dropped_and_said_so() -> None:
+    dropped: list[bytes] = []
+    mailbox = Mailbox(dropped.append)
+    kept, forgotten = mailbox.expect("kept"), mailbox.expect("forgotten")
+    mailbox.forget(["forgotten"])
+    postbox = Postbox(mailbox.address)
+    postbox.post("forgotten", lambda: b"1")
+    postbox.post("never expected", lambda: b"2")
+    postbox.post("kept", lambda: b"3")
+    assert kept.result(10) == b"3"
+    assert dropped == [b"1", b"2"]
+    assert forgotten.cancelled()
+    postbox.close()
+    mailbox.close()
+
+
+def test_closing_cancels_what_is_expected_and_leaves_no_file_or_thread() -> None:
+    mailbox = Mailbox()
+    folder = Path(mailbox.address.removeprefix("ipc://")).parent
+    assert folder.stat().st_mode & 0o077 == 0
+    future = mailbox.expect("late")
+    before = len(os.listdir("/proc/self/fd"))
+    mailbox.close()
+    assert future.cancelled()
+    assert not folder.exists()
+    assert not Postbox(mailbox.address).reachable
+    assert len(os.listdir("/proc/self/fd")) < before
+    mailbox.close()
+
+
+def test_when_the_senders_are_gone_everything_expected_fails(mailbox: Mailbox) -> None:
+    future = mailbox.expect("lost")
+    mailbox.fail(RuntimeError("the worker is gone"))
+    with pytest.raises(RuntimeError, match="gone"):
+        future.result(1)
