@@ -1,9 +1,9 @@
 """How workers send home what their requests saved: one message each, past the engine and without a collective call.
 
 A collective call reaches every worker between two steps and waits for all of them, so one for each finished request
-would hold up everybody's. A worker posts an outcome when it sees its request end, which vLLM tells it in the step after,
-and a thread of the worker does the copying and the writing. The messages go through a socket in a folder that only
-this user can enter; large values stay in shared memory (`_transfer`), and the message says where.
+would hold up everybody's. A worker posts an outcome when it sees its request end, which vLLM tells it in the step
+after, and a thread of the worker does the copying and the writing. The messages go through a socket in a folder that
+only this user can enter; large values stay in shared memory (`_transfer`), and the message says where.
 """
 
 from __future__ import annotations
@@ -13,12 +13,18 @@ import queue
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
 
 import zmq
+
+# Leads workers of an engine that is being built to its mailbox.
+ADDRESS_VARIABLE: Final = "NNSIGHT_MAILBOX"
+# What a worker posts about itself when it starts.
+ANNOUNCEMENT: Final = "worker"
 
 _STOP: Final = b""
 # How long a closing worker tries to hand over what it has posted.
@@ -39,6 +45,7 @@ class Mailbox:
         self._dropped = dropped
         self._lock = threading.Lock()
         self._expected: dict[bytes, Future[bytes]] = {}
+        self._announced: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PULL)
         self._socket.set_hwm(0)
@@ -52,6 +59,15 @@ class Mailbox:
         with self._lock:
             self._expected[key.encode()] = future
         return future
+
+    def announcements(self, count: int, timeout_s: float) -> list[bytes]:
+        """Return what so many workers have posted about themselves; fewer where time runs out."""
+        found: list[bytes] = []
+        deadline = time.monotonic() + timeout_s
+        with contextlib.suppress(queue.Empty):
+            while len(found) < count:
+                found.append(self._announced.get(timeout=max(0.0, deadline - time.monotonic())))
+        return found
 
     def forget(self, keys: Iterable[str]) -> None:
         """Expect messages no longer."""
@@ -90,6 +106,9 @@ class Mailbox:
                 key, message = self._socket.recv_multipart()
                 if key == _STOP:
                     return
+                if key == ANNOUNCEMENT.encode():
+                    self._announced.put(message)
+                    continue
                 with self._lock:
                     future = self._expected.pop(key, None)
                 if future is not None and future.set_running_or_notify_cancel():

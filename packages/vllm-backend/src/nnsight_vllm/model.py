@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from nnsight_vllm._client.prepared import PreparedRequest
 from nnsight_vllm._client.prompts import token_prompt
 from nnsight_vllm._client.sampling import plain_names, split_keywords
 from nnsight_vllm._client.settings import Setting, chosen_runner, engine_settings
+from nnsight_vllm._client.stream import TraceStream, gather_outputs
 from nnsight_vllm._worker.tree import VALUES
 from nnsight_vllm.compat.versions import refuse_unsupported
 
@@ -58,7 +59,8 @@ class VLLM(TracedModel):
         Args:
             repo: Repository id or folder of a checkpoint.
             dispatch: Start the engine now rather than at the first trace.
-            mode: `"sync"` for `vllm.LLM`.
+            mode: `"sync"` for `vllm.LLM`, whose saves land in the caller's variables, or `"async"` for vLLM's
+                `AsyncLLM`, whose traces are awaited or iterated at `tracer.backend`.
             taps: Locations that are served under CUDA graphs.
             **engine_keywords: Everything else goes to vLLM's engine as it is.
 
@@ -109,6 +111,16 @@ class VLLM(TracedModel):
         return self
 
     def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Shut the engine down."""
+        self.shutdown()
+
+    async def __aenter__(self) -> VLLM:
+        """Start the engine for the length of an `async with` block."""
+        return self.__enter__()
+
+    async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Shut the engine down."""
@@ -167,7 +179,8 @@ class VLLM(TracedModel):
             **keywords: Sampling keywords.
 
         Returns:
-            vLLM's output, or a list of them for a list of prompts.
+            vLLM's output, or a list of them for a list of prompts; in an asynchronous engine, what gives it when it is
+            awaited.
 
         Raises:
             InvalidRequestError: A prompt or value cannot be run.
@@ -176,9 +189,22 @@ class VLLM(TracedModel):
         several = isinstance(prompts, list) and bool(prompts) and not isinstance(prompts[0], int)
         params, request_keywords = split_keywords(keywords)
         converted = [self._prompt(prompt) for prompt in (prompts if several else [prompts])]
+        if self._is_asynchronous:
+            return gather_outputs(self._engine, converted, params, request_keywords, several=several)
         joined = {name: [value] * len(converted) for name, value in request_keywords.items() if value is not None}
         outputs = self._engine.generate(converted, [params] * len(converted), **joined)
         return outputs if several else outputs[0]
+
+    @property
+    def _is_asynchronous(self) -> bool:
+        return "stream" in self._engine_spec.capabilities
+
+    def _defer(
+        self, requests: Sequence[Request], arrive: Callable[[list[Outcome]], None], *, single: bool
+    ) -> TraceStream | None:
+        if not self._is_asynchronous:
+            return None
+        return TraceStream(self._engine, requests, self._observed, arrive, single=single)
 
     def _prompt(self, prompt: Any) -> dict[str, Any]:
         return token_prompt(prompt, self._engine.tokenizer, self._engine.max_model_len)

@@ -16,9 +16,11 @@ def register_backends(register: Callable[[str, str], None]) -> None:
 
 @hookimpl
 def register_engines(register: Callable[[EngineSpec], None]) -> None:
-    """Register the eager engine."""
+    """Register the eager engine and the asynchronous one."""
     capabilities = frozenset({"read", "edit", "steps", "every-location"})
     register(EngineSpec("vllm", "eager", "nnsight_vllm._client.eager:EagerEngine", capabilities))
+    streaming = capabilities | {"stream"}
+    register(EngineSpec("vllm", "async", "nnsight_vllm._client.asynchronous:AsyncEngine", streaming))
 
 
 @hookimpl

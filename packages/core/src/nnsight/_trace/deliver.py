@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,26 @@ if TYPE_CHECKING:
     from nnsight._trace.request import Outcome, Request
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a trace stands, for the warnings about it.
+
+    Attributes:
+        filename: Its file.
+        line: The line of its `with` statement.
+        module: The name of its module.
+    """
+
+    filename: str
+    line: int
+    module: str
+
+    @classmethod
+    def of(cls, frame: FrameType) -> Place:
+        """Note the statement that a frame is at."""
+        return cls(frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__", "<unknown>"))
+
+
 def deliver(
     frame: FrameType | None,
     bound: dict[str, object],
@@ -23,15 +44,17 @@ def deliver(
     outcomes: Sequence[Outcome],
     *,
     book: SaveBook,
+    place: Place | None,
 ) -> dict[str, object]:
     """Write saves to the caller's variables, and warn.
 
     Args:
-        frame: Where the trace stands; None for a function form.
+        frame: Whose variables take the saves; None where they stay on the tracer.
         bound: Variables that the body of a trace with invokes bound by itself.
         requests: The requests of the trace.
         outcomes: What became of each.
         book: Saves of the body of a trace with invokes.
+        place: Where the trace stands; None for a function form, which warns nobody.
 
     Returns:
         Everything saved, by variable or source text.
@@ -46,7 +69,8 @@ def deliver(
     if frame is not None:
         binding = [outcome.named for request, outcome in zip(requests, outcomes, strict=True) if request.binds]
         write_back(frame, {**bound, **_gather(binding)})
-        _warn(frame, outcomes)
+    if place is not None:
+        _warn(place, outcomes)
     return saves
 
 
@@ -67,15 +91,11 @@ def _change(container: Any, change: list[Any]) -> None:
         container.update(changed)
 
 
-def _warn(frame: FrameType, outcomes: Sequence[Outcome]) -> None:
+def _warn(place: Place, outcomes: Sequence[Outcome]) -> None:
     messages = dict.fromkeys(text for outcome in outcomes for text in outcome.receipt.early_loops)
     for text in messages:
         warnings.warn_explicit(
-            text,
-            LoopEndedEarlyWarning,
-            filename=frame.f_code.co_filename,
-            lineno=frame.f_lineno,
-            module=frame.f_globals.get("__name__", "<unknown>"),
+            text, LoopEndedEarlyWarning, filename=place.filename, lineno=place.line, module=place.module
         )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nnsight._interleave.location import SIDES
@@ -75,18 +76,39 @@ class TracedModel(ABC):
         """Join the keywords of a trace and of an invoke in it, which win."""
         return {**of_trace, **of_invoke}
 
+    def _defer(
+        self, requests: Sequence[Request], arrive: Callable[[list[Outcome]], None], *, single: bool
+    ) -> object | None:
+        """Take requests to be run later, where the engine is asynchronous.
+
+        Args:
+            requests: The requests of a trace.
+            arrive: To be called with what became of all of them; raises the first error.
+            single: Whether the trace has an input of its own rather than invokes.
+
+        Returns:
+            What the caller awaits, or None where requests run as soon as their blocks end.
+        """
+        return None
+
     def _run_requests(self, requests: Sequence[Request]) -> list[Outcome]:
+        with self._observed(len(requests)) as outcomes:
+            outcomes += self._execute(requests)
+        return outcomes
+
+    @contextlib.contextmanager
+    def _observed(self, num_requests: int) -> Iterator[list[Outcome]]:
+        """Tell plugins of a run; the outcomes that it has are to be put into the list."""
         hook = plugin_manager().hook
-        hook.before_run(event=RunStarted(self.backend_name, len(requests)))
+        hook.before_run(event=RunStarted(self.backend_name, num_requests))
         began = time.perf_counter()
         outcomes: list[Outcome] = []
         try:
-            outcomes = self._execute(requests)
+            yield outcomes
         finally:
             errors = tuple(outcome.error for outcome in outcomes if outcome.error is not None)
             seconds = time.perf_counter() - began
-            hook.after_run(event=RunFinished(self.backend_name, len(requests), seconds, errors))
-        return outcomes
+            hook.after_run(event=RunFinished(self.backend_name, num_requests, seconds, errors))
 
     def __getattr__(self, name: str) -> Any:
         """Look a name up in the model's tree."""

@@ -12,7 +12,7 @@ from nnsight._capture import BlockSource, BodySkipper, find_block
 from nnsight._program import Program, SaveBook, client_saves
 from nnsight._program.program import run_in_place
 from nnsight._trace.block_tracer import BlockTracer, in_block
-from nnsight._trace.deliver import deliver, raise_first, without_skip
+from nnsight._trace.deliver import Place, deliver, raise_first, without_skip
 from nnsight._trace.request import Outcome, Request
 from nnsight.errors import InvalidRequestError, OutsideTraceError
 
@@ -75,6 +75,7 @@ class Tracer:
         self._running: CodeType | None = None
         self._outcomes: list[Outcome] | None = None
         self._saves: dict[str, object] = {}
+        self._backend: Any = None
 
     # Within the with statement ------------------------------------------------------------------------------------
 
@@ -132,6 +133,20 @@ class Tracer:
     def result(self) -> Any:
         """The finished output of the request, or a list of them for a trace of several invokes."""
         return self._one([outcome.result for outcome in self._done("result")])
+
+    @property
+    def backend(self) -> Any:
+        """The running trace of an asynchronous engine: `await tracer.backend`, or `async for output in tracer.backend`.
+
+        Raises:
+            InvalidRequestError: The engine is not asynchronous: its trace has run when the block ends.
+        """
+        if self._backend is None:
+            raise InvalidRequestError(
+                "tracer.backend is the stream of an asynchronous engine, and this model has none: its trace runs when "
+                "the block ends, and saves are in your variables; build the model with mode='async' to stream"
+            )
+        return self._backend
 
     @property
     def receipt(self) -> Any:
@@ -220,9 +235,16 @@ class Tracer:
 
     def _finish(self, frame: FrameType | None, bound: dict[str, object]) -> None:
         requests, self._requests = self._requests, []
-        self._outcomes = self.model._run_requests(requests)
-        self._saves = deliver(frame, bound, requests, self._outcomes, book=self._book)
-        raise_first(self._outcomes, self._saves)
+        place = None if frame is None else Place.of(frame)
+
+        def arrive(outcomes: list[Outcome], frame: FrameType | None = None) -> None:
+            self._outcomes = outcomes
+            self._saves = deliver(frame, bound, requests, outcomes, book=self._book, place=place)
+            raise_first(outcomes, self._saves)
+
+        self._backend = self.model._defer(requests, arrive, single=self._single)
+        if self._backend is None:
+            arrive(self.model._run_requests(requests), frame)
 
     def _done(self, what: str) -> list[Outcome]:
         if self._outcomes is None:

@@ -16,6 +16,7 @@ from nnsight._program.failures import describe_error
 from nnsight._trace.messages import TRUSTED, block_codecs, decode_program, encode_values
 from nnsight._wire import decode
 from nnsight.errors import UnsupportedFeatureError
+from nnsight_vllm._mailbox import ANNOUNCEMENT
 from nnsight_vllm._transfer import LARGE_BYTES, remove_shared, write_shared
 from nnsight_vllm._worker.tree import build_tree
 from nnsight_vllm.compat.records import missing_seams
@@ -24,6 +25,7 @@ from nnsight_vllm.compat.versions import installed_version
 if TYPE_CHECKING:
     from nnsight._envoy import ModelTree
     from nnsight._program import Program
+    from nnsight_vllm._mailbox import Postbox
     from nnsight_vllm.compat.model_access import WorkerModel
     from nnsight_vllm.compat.seams import Arrival, Span
 
@@ -43,9 +45,15 @@ class _Traced:
 class WorkerSession:
     """Listens to the events of a model runner; see `compat.seams.StepListener`."""
 
-    def __init__(self, model: WorkerModel) -> None:
-        """Serve the blocks of one worker."""
+    def __init__(self, model: WorkerModel, postbox: Postbox | None = None) -> None:
+        """Serve the blocks of one worker.
+
+        Args:
+            model: The model that the worker holds.
+            postbox: Leads to the caller's mailbox, where that can be reached.
+        """
         self._model = model
+        self._postbox = postbox
         self._requests: dict[str, _Traced] = {}
         self._finished: dict[str, _Traced] = {}
         self._current: list[tuple[Span, BlockRun]] = []
@@ -97,9 +105,22 @@ class WorkerSession:
     def depart(self, request_id: str) -> None:
         """See a request end: let the statements after its loops run, and keep its values until they are fetched."""
         traced = self._requests.pop(request_id, None)
-        if traced is not None:
-            self._finish(traced)
+        if traced is None:
+            return
+        self._finish(traced)
+        postbox, program = self._postbox, traced.program
+        if postbox is None or (program is not None and program.effects.uses_result):
             self._finished[traced.key] = traced
+        elif self._model.rank == 0:
+            settled = self._model.note_progress()
+
+            def make() -> bytes:
+                settled()
+                return self._outcome_or_failure(traced, None)
+
+            postbox.post(traced.key, make)
+        elif traced.run is not None:
+            traced.run.close()
 
     def begin(self, spans: Sequence[Span], num_rows: int, num_requests: int) -> None:
         """Enter the forward of a step."""
@@ -148,6 +169,11 @@ class WorkerSession:
 
     # Calls of the client ------------------------------------------------------------------------------------------
 
+    def announce(self) -> None:
+        """Tell the caller what runs here."""
+        if self._postbox is not None:
+            self._postbox.post(ANNOUNCEMENT, self.handshake)
+
     def handshake(self) -> bytes:
         """Say what runs here, as JSON."""
         import nnsight_vllm
@@ -160,7 +186,6 @@ class WorkerSession:
                 "process": os.getpid(),
                 "runner": self._model.runner_generation,
                 "missing": missing_seams(),
-                "modules": len(self._tree.paths()),
             }
         ).encode()
 
@@ -179,10 +204,7 @@ class WorkerSession:
         outcomes = []
         for key, result in msgspec.msgpack.decode(data):
             traced = self._take(key)
-            try:
-                outcomes.append(self._outcome(traced, result) if traced is not None else None)
-            except Exception as error:  # noqa: BLE001 - it belongs to this request, and the others come home
-                outcomes.append(_failed(error))
+            outcomes.append(self._outcome_or_failure(traced, result) if traced is not None else None)
         return msgspec.msgpack.encode(outcomes) if self._model.rank == 0 else b""
 
     def discard(self, data: bytes) -> bytes:
@@ -225,6 +247,12 @@ class WorkerSession:
     def _finish(self, traced: _Traced) -> None:
         if traced.run is not None:
             traced.run.end()
+
+    def _outcome_or_failure(self, traced: _Traced, result: bytes | None) -> bytes:
+        try:
+            return self._outcome(traced, result)
+        except Exception as error:  # noqa: BLE001 - it belongs to this request, and the others come home
+            return _failed(error)
 
     def _outcome(self, traced: _Traced, result_data: bytes | None) -> bytes:
         run, program = traced.run, traced.program

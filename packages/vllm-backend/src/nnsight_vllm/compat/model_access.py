@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -37,6 +38,24 @@ class WorkerModel:
     def runner_generation(self) -> str:
         """Which of vLLM's model runners runs the model, `"V1"` or `"V2"`."""
         return str(self._runner.nnsight_generation)
+
+    def note_progress(self) -> Callable[[], None]:
+        """Note what this rank's device has been given to do, and return a function that waits until it is done.
+
+        The function may be called in another thread; it waits for nothing that the device is given later.
+        """
+        if self.device.type != "cuda":
+            return lambda: None
+        event: Any = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        event.record()
+        wait: Callable[[], None] = event.synchronize
+        return wait
+
+    def enter_thread(self) -> None:
+        """Make the calling thread use this rank's device, on a stream of its own."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+            torch.cuda.set_stream(torch.cuda.Stream(self.device))  # type: ignore[no-untyped-call]
 
     @property
     def shares_host(self) -> bool:

@@ -57,6 +57,24 @@ def build_llm(repo: str, keywords: Mapping[str, Any]) -> Any:
         raise EngineError(f"the engine of {repo} failed to start: {error} The cause is in its log above") from error
 
 
+def build_async_llm(repo: str, keywords: Mapping[str, Any]) -> Any:
+    """Build vLLM's asynchronous engine; its event loop is the one that it is first used in.
+
+    Raises:
+        EngineError: One of its processes failed to start.
+    """
+    from vllm import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from nnsight.errors import EngineError
+
+    arguments = AsyncEngineArgs(model=repo, **keywords)
+    try:
+        return AsyncLLM.from_engine_args(arguments)
+    except RuntimeError as error:
+        raise EngineError(f"the engine of {repo} failed to start: {error} The cause is in its log above") from error
+
+
 def generate(llm: Any, prompts: Sequence[Any], params: Sequence[Any], **keywords: Any) -> list[Any]:
     """Run requests to their ends and return their outputs in order."""
     outputs: list[Any] = llm.generate(list(prompts), list(params), use_tqdm=False, **keywords)
@@ -94,14 +112,20 @@ def shut_down(llm: Any) -> None:
     Source:
         vLLM 0.27.1, v1/engine/core_client.py, MPClient.shutdown, which leaves its ZeroMQ context open
     """
-    core = getattr(llm.llm_engine, "engine_core", None)
+    engine = getattr(llm, "llm_engine", llm)
+    core = getattr(engine, "engine_core", None)
     if core is None:
         return
-    core.shutdown(timeout=_SHUTDOWN_S)
+    if engine is llm:
+        llm.shutdown(timeout=_SHUTDOWN_S)
+    else:
+        core.shutdown(timeout=_SHUTDOWN_S)
     thread = getattr(core, "output_queue_thread", None)
     if thread is not None:
         thread.join(timeout=_SHUTDOWN_S)
-    context = getattr(core, "ctx", None)
+    # An asynchronous client works with a shadow of its context, which does not count as closed with it.
+    resources = getattr(core, "resources", None)
+    context = getattr(resources, "ctx", None) or getattr(core, "ctx", None)
     if context is not None and not (thread is not None and thread.is_alive()):
         context.destroy(linger=0)
 
@@ -125,14 +149,24 @@ def spawns() -> bool:
     return method != "fork" and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
+def _config_of(llm: Any) -> Any:
+    """Return the configuration of an `LLM` or an `AsyncLLM`."""
+    return getattr(llm, "llm_engine", llm).vllm_config
+
+
 def max_model_len(llm: Any) -> int:
     """Return the longest sequence that an engine takes, in tokens."""
-    return int(llm.llm_engine.model_config.max_model_len)
+    return int(_config_of(llm).model_config.max_model_len)
+
+
+def num_ranks(llm: Any) -> int:
+    """Return how many workers an engine has."""
+    return int(_config_of(llm).parallel_config.world_size)
 
 
 def step_budget(llm: Any) -> tuple[int, bool]:
     """Return how many tokens an engine computes in one step at most, and whether it may split prompts."""
-    scheduler = llm.llm_engine.vllm_config.scheduler_config
+    scheduler = _config_of(llm).scheduler_config
     return int(scheduler.max_num_batched_tokens), bool(scheduler.enable_chunked_prefill)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
 from typing import TYPE_CHECKING, Any
 
+from nnsight_vllm._mailbox import ADDRESS_VARIABLE, Postbox
 from nnsight_vllm.compat.runners import adapt_runner
 from nnsight_vllm.compat.switch import options_of
 
@@ -36,8 +38,12 @@ def install_session(worker: Any, vllm_config: Any) -> WorkerSession:
     from nnsight_vllm.compat.model_access import WorkerModel
 
     runner = worker.model_runner
-    session = WorkerSession(WorkerModel(runner, vllm_config, worker.rank))
+    model = WorkerModel(runner, vllm_config, worker.rank)
+    address = os.environ.get(ADDRESS_VARIABLE)
+    postbox = Postbox(address, model.enter_thread) if address else None
+    session = WorkerSession(model, postbox if postbox is not None and postbox.reachable else None)
     adapt_runner(runner, session)
+    session.announce()
     worker.nnsight_handshake = session.handshake
     worker.nnsight_collect = session.collect
     worker.nnsight_discard = session.discard

@@ -1,0 +1,105 @@
+"""The asynchronous engine: vLLM's `AsyncLLM`, whose requests are streamed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from concurrent.futures import Future
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from nnsight._trace.messages import block_codecs
+from nnsight._wire import encode
+from nnsight.errors import EngineError
+from nnsight_vllm._client.engine import RunningEngine
+from nnsight_vllm._client.outcomes import read_outcome
+from nnsight_vllm._client.submission import Submission
+from nnsight_vllm.compat import public
+
+if TYPE_CHECKING:
+    from nnsight._trace import Outcome, Request
+
+# An outcome that has not been posted after this is asked for, which also tells whether the engine still lives.
+_PATIENCE_S: Final = 10.0
+
+
+class AsyncEngine(RunningEngine):
+    """One running engine; its requests share the event loop that the first of them was run in."""
+
+    def _build(self, repo: str, keywords: Mapping[str, Any]) -> Any:
+        return public.build_async_llm(repo, keywords)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The engine's tokenizer."""
+        return self.llm.get_tokenizer()
+
+    async def generate(self, prompt: Any, params: Any, request_id: str, **keywords: Any) -> AsyncGenerator[Any, None]:
+        """Run an untraced request and stream its outputs.
+
+        Raises:
+            EngineError: The engine was shut down, or died.
+        """
+        if self.llm is None:
+            raise EngineError("the engine was shut down; build another model")
+        try:
+            async with aclosing(self.llm.generate(prompt, params, request_id, **keywords)) as outputs:
+                async for output in outputs:
+                    yield output
+        except public.engine_dead_errors() as error:
+            raise EngineError(
+                f"the engine died while it ran a request: {error}; the cause is in its log above"
+            ) from error
+
+    async def stream(self, request: Request) -> AsyncGenerator[tuple[Any, Outcome | None], None]:
+        """Run a traced request and stream its outputs, the last with what became of the block.
+
+        A stream that is closed early ends its request, and nothing of it is left in the engine.
+        """
+        submission = Submission.of(request)
+        posted = self.mailbox.expect(submission.key) if self.posts and not submission.wants_result else None
+        arrived = False
+        try:
+            running = self.generate(submission.prompt, submission.params, submission.key, **submission.keywords)
+            async with aclosing(running) as outputs:
+                async for output in outputs:
+                    if not output.finished:
+                        yield output, None
+                        continue
+                    outcome = await self._bring_home(submission, output, posted)
+                    arrived = True
+                    yield output, outcome
+        finally:
+            if not arrived:
+                self.mailbox.forget([submission.key])
+                if posted is None and self.llm is not None:
+                    await self._discard(submission.key)
+
+    async def _bring_home(self, submission: Submission, result: Any, posted: Future[bytes] | None) -> Outcome:
+        data = None if posted is None else await self._receive(submission, posted)
+        if data is None:
+            data = await self._collect(submission, result)
+        return await asyncio.to_thread(read_outcome, data, result)
+
+    async def _receive(self, submission: Submission, posted: Future[bytes]) -> bytes | None:
+        try:
+            found: bytes = await asyncio.wait_for(asyncio.wrap_future(posted), _PATIENCE_S)
+        except TimeoutError:
+            self.mailbox.forget([submission.key])
+            return None
+        return found
+
+    async def _collect(self, submission: Submission, result: Any) -> bytes | None:
+        wanted = encode(result, codecs=block_codecs(), name="result") if submission.wants_result else None
+        message = msgspec.msgpack.encode([[submission.key, wanted]])
+        replies = await self.llm.collective_rpc("nnsight_collect", args=(message,))
+        (outcome,) = msgspec.msgpack.decode(next(reply for reply in replies if reply))
+        return outcome  # type: ignore[no-any-return]
+
+    async def _discard(self, key: str) -> None:
+        try:
+            await self.llm.collective_rpc("nnsight_discard", args=(msgspec.msgpack.encode([key]),))
+        except Exception:  # noqa: BLE001 - the error that led here is the one to show
+            return

@@ -1,0 +1,131 @@
+"""What every engine of ours has in common, on the caller's side."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import nnsight_vllm
+from nnsight.errors import EngineError, InvalidRequestError
+from nnsight.events import PromptFacts
+from nnsight.plugins import plugin_manager
+from nnsight_vllm._client.guard import refuse_unguarded_script
+from nnsight_vllm._client.outcomes import drop_outcome
+from nnsight_vllm._mailbox import ADDRESS_VARIABLE, Mailbox
+from nnsight_vllm._transfer import PREFIX, remove_shared, shared_folder
+from nnsight_vllm.compat import public
+from nnsight_vllm.compat.records import refuse_missing_seams
+
+# Workers announce themselves before vLLM has loaded the model.
+_ANNOUNCED_S: Final = 10.0
+
+_building = threading.Lock()
+
+
+class RunningEngine:
+    """One running engine: its workers, its limits, and the mailbox that outcomes come home to.
+
+    Attributes:
+        workers: What each worker said of itself when it started, by rank.
+        posts: Whether all workers reach the mailbox, as they do on one host.
+        llm: vLLM's own engine object; None once the engine is shut down.
+    """
+
+    def __init__(self, repo: str, keywords: Mapping[str, Any]) -> None:
+        """Start the engine and check that every worker carries our session.
+
+        Raises:
+            MissingMainGuardError: The running script would start its engine again in every spawned process.
+            EngineError: A worker came up without our session, or vLLM lacks something that it needs.
+        """
+        refuse_missing_seams()
+        refuse_unguarded_script()
+        self.workers: list[dict[str, Any]] = []
+        self.posts = False
+        self.mailbox = Mailbox(drop_outcome)
+        self.llm: Any = None
+        try:
+            with _leading_to(self.mailbox):
+                self.llm = self._build(repo, keywords)
+            self.workers = self._greet()
+        except BaseException:
+            self.shutdown()
+            raise
+        self._max_model_len = public.max_model_len(self.llm)
+        self._budget, self._splits = public.step_budget(self.llm)
+
+    def _build(self, repo: str, keywords: Mapping[str, Any]) -> Any:
+        """Build vLLM's engine object."""
+        raise NotImplementedError
+
+    def _ask_workers(self) -> Sequence[bytes]:
+        """Ask workers that cannot reach the mailbox what runs in them."""
+        raise EngineError("workers on other hosts are reached by mode='sync' alone")
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest sequence that the engine takes, in tokens."""
+        return self._max_model_len
+
+    def check(self, num_prompt_tokens: int) -> None:
+        """Refuse a traced prompt that could not be computed as its block needs it.
+
+        Raises:
+            InvalidRequestError: With the reason of the plugin that decided.
+        """
+        facts = PromptFacts(num_prompt_tokens, self._budget, self._splits, read_only=False)
+        policy = plugin_manager().hook.resolve_prefill_policy(facts=facts)
+        if policy is not None and policy.how == "refused":
+            raise InvalidRequestError(policy.reason)
+
+    def shutdown(self) -> None:
+        """End the engine's processes."""
+        llm, self.llm = self.llm, None
+        if llm is not None:
+            public.shut_down(llm)
+            self._remove_files()
+        self.mailbox.close()
+
+    def _remove_files(self) -> None:
+        for worker in self.workers:
+            for path in shared_folder().glob(f"{PREFIX}{worker['process']}-*"):
+                remove_shared(str(path))
+
+    def _greet(self) -> list[dict[str, Any]]:
+        """Hear from every worker what runs in it."""
+        count = public.num_ranks(self.llm)
+        announced = self.mailbox.announcements(count, _ANNOUNCED_S)
+        self.posts = len(announced) == count
+        try:
+            replies = [json.loads(reply) for reply in (announced if self.posts else self._ask_workers())]
+        except Exception as error:
+            raise EngineError(
+                f"the engine came up with nnsight in {len(announced)} of its {count} worker(s) ({error}). They load it "
+                "through the entry point vllm.general_plugins: if VLLM_PLUGINS is set it must include 'nnsight', and "
+                "the workers must run in the environment that nnsight-vllm is installed in; `nnsight doctor` shows "
+                "what they see"
+            ) from error
+        for reply in replies:
+            if reply["missing"]:
+                raise EngineError(f"worker {reply['rank']} lacks: {'; '.join(reply['missing'])}")
+            if reply["nnsight"] != nnsight_vllm.__version__:
+                raise EngineError(
+                    f"worker {reply['rank']} runs nnsight-vllm {reply['nnsight']}, this process "
+                    f"{nnsight_vllm.__version__}; install one version in both"
+                )
+        return sorted(replies, key=lambda reply: int(reply["rank"]))
+
+
+@contextlib.contextmanager
+def _leading_to(mailbox: Mailbox) -> Iterator[None]:
+    """Let the processes of engines that are built inherit the way to a mailbox, and this one keep nothing of it."""
+    with _building:
+        os.environ[ADDRESS_VARIABLE] = mailbox.address
+        try:
+            yield
+        finally:
+            del os.environ[ADDRESS_VARIABLE]

@@ -1,0 +1,48 @@
+"""What a worker sent home for one request, read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from nnsight._interleave import Receipt
+from nnsight._program.failures import rebuild_error
+from nnsight._trace import Outcome
+from nnsight._trace.messages import decode_values
+from nnsight.errors import EngineError
+from nnsight_vllm._transfer import read_shared, remove_shared
+
+_PARTS = ("named", "unnamed", "changes")
+
+
+def read_outcome(data: bytes | None, result: Any) -> Outcome:
+    """Read what became of a request.
+
+    Args:
+        data: What the worker wrote; None where it knows nothing of the request.
+        result: The finished output of the request.
+    """
+    if data is None:
+        return Outcome(
+            result=result,
+            error=EngineError("the engine returned no receipt for a traced request, so its block may not have run"),
+        )
+    parts = msgspec.msgpack.decode(data)
+    named, unnamed, changes = (_values(parts[name], result) for name in _PARTS)
+    error = rebuild_error(parts["error"]) if parts["error"] is not None else None
+    return Outcome(named, unnamed, changes, result, error, Receipt.from_dict(parts["receipt"]))
+
+
+def drop_outcome(data: bytes) -> None:
+    """Remove the files of an outcome that nobody will read."""
+    parts = msgspec.msgpack.decode(data)
+    for name in _PARTS:
+        if isinstance(parts.get(name), str):
+            remove_shared(parts[name])
+
+
+def _values(place: bytes | str, result: Any) -> dict[str, Any]:
+    if isinstance(place, str):
+        return read_shared(place, lambda view: decode_values(view, result))
+    return decode_values(place, result)

@@ -1,0 +1,140 @@
+"""A trace of an asynchronous engine, as its caller awaits or iterates it."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from nnsight.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from nnsight._trace import Outcome, Request
+    from nnsight_vllm._client.asynchronous import AsyncEngine
+
+Arrive = Callable[[list["Outcome"]], None]
+
+
+class TraceStream:
+    """The requests of one trace, which run while somebody awaits or iterates it.
+
+    `await stream` runs them to their ends and returns the last output, or a list of them for a trace of invokes.
+    `async for output in stream` yields vLLM's outputs as they come. Each output has the attributes `invoke`, its number
+    in the trace, and, once it is finished, `saves` and `receipt`.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        requests: Sequence[Request],
+        observed: Callable[[int], AbstractContextManager[list[Outcome]]],
+        arrive: Arrive,
+        *,
+        single: bool,
+    ) -> None:
+        """Prepare a stream; nothing runs before it is awaited.
+
+        Args:
+            engine: Runs the requests.
+            requests: The requests of the trace.
+            observed: Tells plugins of the run.
+            arrive: Called with all outcomes; raises the first error.
+            single: Whether the trace has an input of its own rather than invokes.
+        """
+        self._engine = engine
+        self._requests = requests
+        self._observed = observed
+        self._arrive = arrive
+        self._single = single
+        self._used = False
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Run the requests to their ends.
+
+        Raises:
+            Exception: What the block of a request raised; its `saves` holds what was saved.
+        """
+        return self._drain().__await__()
+
+    async def __aiter__(self) -> AsyncGenerator[Any, None]:
+        """Yield vLLM's outputs as they come; leaving early ends the requests.
+
+        Raises:
+            Exception: What the block of a request raised, when all requests are over.
+        """
+        if self._used:
+            raise InvalidRequestError("this trace has run already; a stream is awaited or iterated once")
+        self._used = True
+        found: list[Outcome | None] = [None] * len(self._requests)
+        with self._observed(len(self._requests)) as outcomes:
+            async with aclosing(self._merged()) as merged:
+                async for number, output, outcome in merged:
+                    output.invoke = number
+                    if outcome is not None:
+                        found[number] = outcome
+                        output.saves, output.receipt = outcome.saves, outcome.receipt
+                    yield output
+            outcomes += [outcome for outcome in found if outcome is not None]
+        self._arrive(outcomes)
+
+    async def _drain(self) -> Any:
+        last: list[Any] = [None] * len(self._requests)
+        async with aclosing(self.__aiter__()) as outputs:
+            async for output in outputs:
+                last[output.invoke] = output
+        return last[0] if self._single else last
+
+    async def _merged(self) -> AsyncGenerator[tuple[int, Any, Outcome | None], None]:
+        """Run the requests at once, and yield what comes of any of them."""
+        if len(self._requests) == 1:
+            async with aclosing(self._engine.stream(self._requests[0])) as outputs:
+                async for output, outcome in outputs:
+                    yield 0, output, outcome
+            return
+        waiting: asyncio.Queue[tuple[int, Any, Outcome | None] | BaseException | None] = asyncio.Queue()
+
+        async def run(number: int, request: Request) -> None:
+            try:
+                async with aclosing(self._engine.stream(request)) as outputs:
+                    async for output, outcome in outputs:
+                        waiting.put_nowait((number, output, outcome))
+                waiting.put_nowait(None)
+            except Exception as error:  # noqa: BLE001 - raised again where the stream is read
+                waiting.put_nowait(error)
+
+        tasks = [asyncio.create_task(run(number, request)) for number, request in enumerate(self._requests)]
+        try:
+            left = len(tasks)
+            while left:
+                item = await waiting.get()
+                if isinstance(item, BaseException):
+                    raise item
+                if item is None:
+                    left -= 1
+                else:
+                    yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def gather_outputs(
+    engine: AsyncEngine, prompts: Sequence[Any], params: Any, keywords: Mapping[str, Any], *, several: bool
+) -> Any:
+    """Run untraced requests at once, and return their last outputs in order."""
+    given = {name: value for name, value in keywords.items() if value is not None}
+
+    async def last(prompt: Any) -> Any:
+        found = None
+        async with aclosing(engine.generate(prompt, params.clone(), uuid.uuid4().hex, **given)) as outputs:
+            async for output in outputs:
+                found = output
+        return found
+
+    found = await asyncio.gather(*(last(prompt) for prompt in prompts))
+    return found if several else found[0]

@@ -1,0 +1,55 @@
+"""A traced request as vLLM takes it."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nnsight._trace.messages import encode_program
+from nnsight_vllm.compat import public
+from nnsight_vllm.compat.requests import attach_program
+
+if TYPE_CHECKING:
+    from nnsight._trace import Request
+    from nnsight_vllm._client.prepared import PreparedRequest
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One traced request, ready to be handed to vLLM.
+
+    Attributes:
+        request: What it was made from.
+        key: Our id of it, which its outcome comes home under.
+        prompt: vLLM's prompt.
+        params: vLLM's sampling parameters, which carry the program.
+        keywords: Keywords of the request beside them, such as `lora_request`.
+    """
+
+    request: Request
+    key: str
+    prompt: dict[str, Any]
+    params: Any
+    keywords: dict[str, Any]
+
+    @classmethod
+    def of(cls, request: Request) -> Submission:
+        """Write the program of a request and put it on its sampling parameters.
+
+        Raises:
+            UntransferableValueError: A value that the block names cannot travel.
+        """
+        prepared: PreparedRequest = request.prepared
+        key = uuid.uuid4().hex
+        prompt, params = dict(prepared.prompt), prepared.params.clone()
+        read_only = request.program.effects.read_only
+        public.mark_traced(params, prompt, salt=None if read_only else f"nnsight:{key}")
+        attach_program(params, key, encode_program(request.program))
+        given = {name: value for name, value in prepared.keywords.items() if value is not None}
+        return cls(request, key, prompt, params, given)
+
+    @property
+    def wants_result(self) -> bool:
+        """Whether the block asks for the finished output, which must be sent to it."""
+        return self.request.program.effects.uses_result

@@ -1,0 +1,245 @@
+"""An asynchronous engine streams its traces, and what was saved rides on the finished outputs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from engine_runners import TOLERANCE, EngineRunner
+from nnsight.errors import InvalidRequestError, MismatchedValueError
+from nnsight.modeling.vllm import VLLM
+from nnsight_vllm._transfer import PREFIX, shared_folder
+
+if TYPE_CHECKING:
+    from hf_reference import HFReference
+
+pytestmark = pytest.mark.slow
+
+PROMPT = "w1 w2 w3"
+KEYWORDS: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
+
+
+class Loop:
+    """One event loop for all tests of an engine, which belongs to the loop that it was first used in."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self._loop = asyncio.new_event_loop()
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self._loop.run_until_complete(asyncio.wait_for(work, 120))
+
+    def close(self) -> None:
+        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.close()
+
+
+@pytest.fixture(scope="module")
+def streaming(tiny_qwen3: Path, runner: EngineRunner) -> Iterator[Loop]:
+    with runner.building():
+        model = VLLM(
+            str(tiny_qwen3),
+            mode="async",
+            dispatch=True,
+            dtype="float32",
+            max_model_len=128,
+            max_num_seqs=32,
+            **runner.keywords,
+        )
+    loop = Loop(model)
+    try:
+        yield loop
+    finally:
+        model.shutdown()
+        loop.close()
+
+
+async def left_in_the_worker(model: Any) -> int:
+    (reply, *_) = await model.vllm_entrypoint.collective_rpc("nnsight_discard", args=(b"\x90",))
+    return int(reply)
+
+
+def test_saves_ride_on_the_finished_output(streaming: Loop, reference: HFReference) -> None:
+    model = streaming.model
+    expected = reference.generate(model.tokenizer.encode(PROMPT), 4)
+
+    async def main() -> None:
+        with model.trace(PROMPT, max_tokens=4, **KEYWORDS) as tracer:
+            states = list().save()
+            for _ in tracer.iter[:4]:
+                states.append(sum(model.model.layers[2].output))
+            logits = model.logits.save()  # noqa: F841 - comes home
+        last = await tracer.backend
+        assert list(last.outputs[0].token_ids) == expected.tokens
+        assert last.finished
+        assert sorted(last.saves) == ["logits", "states"]
+        for step, found in enumerate(last.saves["states"]):
+            assert (found - expected.streams[step][2]).abs().max() < TOLERANCE
+        assert last.receipt.steps == 4
+        assert tracer.saves["logits"].shape == (1, 512)
+        assert tracer.result is last
+
+    streaming.run(main())
+
+
+def test_outputs_stream_as_they_come(streaming: Loop) -> None:
+    model = streaming.model
+
+    async def main() -> None:
+        with model.trace(PROMPT, max_tokens=6, **KEYWORDS) as tracer:
+            ids = list().save()
+            for _ in tracer.iter[:6]:
+                ids.append(model.samples.item())
+        lengths, last = [], None
+        async for output in tracer.backend:
+            lengths.append(len(output.outputs[0].token_ids))
+            assert hasattr(output, "saves") is output.finished
+            last = output
+        assert lengths == sorted(lengths)
+        assert len(lengths) > 1
+        assert last is not None
+        assert last.saves["ids"] == list(last.outputs[0].token_ids)
+        with pytest.raises(InvalidRequestError, match="once"):
+            await tracer.backend
+
+    streaming.run(main())
+
+
+def test_several_invokes_come_back_as_a_list_in_order(streaming: Loop, reference: HFReference) -> None:
+    model = streaming.model
+    prompts = ["w1 w2", "w9 w8 w7", "w5"]
+
+    async def main() -> None:
+        with model.trace(max_tokens=3, **KEYWORDS) as tracer:
+            for prompt in prompts:
+                with tracer.invoke(prompt):
+                    states = model.model.layers[0].output[0].save()  # noqa: F841 - comes home
+                    result = tracer.result.save()  # noqa: F841 - comes home
+        outputs = await tracer.backend
+        assert [output.saves["states"].shape[0] for output in outputs] == [2, 3, 1]
+        assert [output.saves["result"] is output for output in outputs] == [True] * 3
+        for prompt, output in zip(prompts, outputs, strict=True):
+            expected = reference.generate(model.tokenizer.encode(prompt), 3)
+            assert list(output.outputs[0].token_ids) == expected.tokens
+        assert len(tracer.saves["states"]) == 3
+
+    streaming.run(main())
+
+
+def test_many_traces_run_at_once_and_one_that_is_steered_leaves_the_others_alone(
+    streaming: Loop, reference: HFReference
+) -> None:
+    model = streaming.model
+    expected = reference.generate(model.tokenizer.encode(PROMPT), 5)
+    vector = torch.linspace(-4.0, 4.0, 128)
+
+    async def plain() -> Any:
+        return await model.generate(PROMPT, max_tokens=5, **KEYWORDS)
+
+    async def read() -> Any:
+        with model.trace(PROMPT, max_tokens=5, **KEYWORDS) as tracer:
+            states = model.model.layers[1].output[0].save()  # noqa: F841 - comes home
+        return await tracer.backend
+
+    async def steered() -> Any:
+        with model.trace(PROMPT, max_tokens=5, **KEYWORDS) as tracer:
+            for _ in tracer.iter[:5]:
+                states = model.model.layers[1].output[0]
+                states[:] += vector.to(states.device)
+        return await tracer.backend
+
+    async def main() -> None:
+        found = await asyncio.gather(*(work() for _ in range(4) for work in (plain, read, steered)))
+        tokens = [list(output.outputs[0].token_ids) for output in found]
+        assert all(each == expected.tokens for index, each in enumerate(tokens) if index % 3 != 2)
+        assert all(each != expected.tokens for each in tokens[2::3])
+        assert await left_in_the_worker(model) == 0
+
+    streaming.run(main())
+
+
+def test_an_error_is_raised_where_the_stream_is_awaited_and_carries_what_was_saved(streaming: Loop) -> None:
+    model = streaming.model
+
+    async def main() -> None:
+        with model.trace(PROMPT, max_tokens=4, **KEYWORDS) as tracer:
+            kept = model.model.layers[0].output[0].save()  # noqa: F841 - comes home
+            model.model.layers[1].output = torch.zeros(1, 1)
+        with pytest.raises(MismatchedValueError) as raised:
+            await tracer.backend
+        assert raised.value.saves["kept"].shape == (3, 128)  # type: ignore[attr-defined]
+        assert (await model.generate(PROMPT, max_tokens=1, **KEYWORDS)).finished
+
+    streaming.run(main())
+
+
+def test_a_stream_that_is_left_early_ends_its_request(streaming: Loop) -> None:
+    model = streaming.model
+
+    async def leave(*, wants_result: bool) -> None:
+        with model.trace(PROMPT, max_tokens=100, **KEYWORDS) as tracer:
+            states = list().save()
+            for _ in tracer.iter[:100]:
+                states.append(model.model.layers[0].output[0])
+            if wants_result:
+                tracer.result.outputs[0].text.save()
+        stream = tracer.backend.__aiter__()
+        async for output in stream:
+            assert not output.finished
+            break
+        await stream.aclose()
+
+    async def cancelled() -> None:
+        with model.trace(PROMPT, max_tokens=100, **KEYWORDS) as tracer:
+            for _ in tracer.iter[:100]:
+                model.logits
+        task = asyncio.ensure_future(_await(tracer.backend))
+        await asyncio.sleep(0.2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    async def main() -> None:
+        await leave(wants_result=False)
+        await leave(wants_result=True)
+        await cancelled()
+        # One more request brings the worker the word that the others are gone.
+        await model.generate(PROMPT, max_tokens=2, **KEYWORDS)
+        assert await left_in_the_worker(model) == 0
+        workers = [worker["process"] for worker in model._engine.workers]
+        assert not [path for pid in workers for path in shared_folder().glob(f"{PREFIX}{pid}-*")]
+
+    streaming.run(main())
+
+
+async def _await(backend: Any) -> Any:
+    return await backend
+
+
+def test_generate_takes_one_prompt_or_a_list(streaming: Loop) -> None:
+    model = streaming.model
+
+    async def main() -> None:
+        one = await model.generate(PROMPT, max_tokens=3, **KEYWORDS)
+        many = await model.generate([PROMPT, [5, 6, 7]], max_tokens=3, **KEYWORDS)
+        assert list(many[0].outputs[0].token_ids) == list(one.outputs[0].token_ids)
+        assert len(many) == 2
+
+    streaming.run(main())
+
+
+def test_values_of_many_megabytes_come_home(streaming: Loop) -> None:
+    model = streaming.model
+
+    async def main() -> None:
+        with model.trace(PROMPT, max_tokens=1, **KEYWORDS) as tracer:
+            big = model.model.layers[0].output[0].new_ones(2_000_000).save()  # noqa: F841 - comes home
+        last = await tracer.backend
+        assert last.saves["big"].sum() == 2_000_000
+
+    streaming.run(main())
