@@ -112,6 +112,8 @@ def shut_down(llm: Any) -> None:
     Source:
         vLLM 0.27.1, v1/engine/core_client.py, MPClient.shutdown, which leaves its ZeroMQ context open
     """
+    import zmq.asyncio
+
     engine = getattr(llm, "llm_engine", llm)
     core = getattr(engine, "engine_core", None)
     if core is None:
@@ -123,11 +125,15 @@ def shut_down(llm: Any) -> None:
     thread = getattr(core, "output_queue_thread", None)
     if thread is not None:
         thread.join(timeout=_SHUTDOWN_S)
-    # An asynchronous client works with a shadow of its context, which does not count as closed with it.
-    resources = getattr(core, "resources", None)
-    context = getattr(resources, "ctx", None) or getattr(core, "ctx", None)
-    if context is not None and not (thread is not None and thread.is_alive()):
-        context.destroy(linger=0)
+    resources = core.resources
+    if isinstance(core.ctx, zmq.asyncio.Context):
+        # vLLM leaves the sockets to the event loop, which may never run again. Their context is a shadow of the one that
+        # counts as open.
+        for value in list(vars(resources).values()):
+            if isinstance(value, zmq.asyncio.Socket):
+                value.close(linger=0)
+    if thread is None or not thread.is_alive():
+        resources.ctx.destroy(linger=0)
 
 
 def spawns() -> bool:
