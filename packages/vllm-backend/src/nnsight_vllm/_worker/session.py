@@ -24,6 +24,7 @@ from nnsight_vllm.compat.versions import installed_version
 if TYPE_CHECKING:
     from nnsight._envoy import ModelTree
     from nnsight._program import Program
+    from nnsight._wire import Parts
     from nnsight_vllm.compat.model_access import WorkerModel
     from nnsight_vllm.compat.seams import Arrival, Span
 
@@ -242,13 +243,14 @@ class WorkerSession:
                 parts["error"] = error or describe_error(refusal)
         return msgspec.msgpack.encode(parts)
 
-    def _place(self, parts: Sequence[bytes | memoryview]) -> bytes | str:
+    def _place(self, parts: Parts) -> bytes | str:
         """Return data as it is, or where it is large the path of a file in shared memory."""
-        if sum(len(part) for part in parts) < LARGE_BYTES or not self._model.shares_host:
-            return b"".join(parts)
-        path = write_shared(parts)
-        self._files.append(path)
-        return path
+        if parts.size >= LARGE_BYTES and self._model.shares_host:
+            path = write_shared(parts)
+            if path is not None:
+                self._files.append(path)
+                return path
+        return parts.joined()
 
 
 def _sendable(values: dict[str, object], result: object) -> dict[str, object]:
@@ -264,7 +266,7 @@ def _sendable(values: dict[str, object], result: object) -> dict[str, object]:
 
 
 def _failed(error: BaseException | None) -> bytes:
-    empty = b"".join(encode_values({}))
+    empty = encode_values({}).joined()
     described = describe_error(error or RuntimeError("the program could not be read"))
     return msgspec.msgpack.encode(
         {"error": described, "receipt": {}, "named": empty, "unnamed": empty, "changes": empty}
