@@ -2,17 +2,23 @@
 
     python -m benchmarks.eager MODEL [--rounds 7] [--prompt 512] [--new 128] [--json FILE] [--dummy] ...
 
-Ratios are our speed as a share of plain vLLM's. Costs per step and per visit are what a traced request takes longer
-than an untraced one on the same engine, per token, and the slope over the number of layers that are read.
+Ratios are our speed as a share of plain vLLM's. Costs are what a step of a traced request takes longer than a step of
+an untraced one on the same engine, and what each visit adds to it; what a request costs once is left out by comparing
+long generations with short ones.
+
+`--thread-time` measures the costs by the CPU time of the one thread that does everything then: the engine runs in this
+process. What other programs do on the machine counts little, where by the clock on the wall it hides an empty trace.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pairing import Interval, Pair, interval, measure_pair, slope
+from benchmarks.pairing import Interval, Pair, interval, measure_pair, measure_turns
 from benchmarks.report import Report
 from benchmarks.workloads import Workload, Workloads
 
@@ -32,7 +38,10 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only ratios whose name contains this; several with commas")
     parser.add_argument("--skip-ratios", action="store_true", help="only the costs per step and visit")
     parser.add_argument("--skip-costs", action="store_true", help="only the ratios to plain vLLM")
+    parser.add_argument("--thread-time", action="store_true", help="only the costs, in CPU time of one thread")
     options = parser.parse_args()
+    if options.thread_time:
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
     keywords: dict[str, Any] = {
         "dtype": options.dtype,
@@ -49,11 +58,14 @@ def main() -> None:
         settings = {setting.name: setting.value for setting in model.settings}
         report = Report(f"eager engine, {settings['model runner']} model runner", options.json)
         vocabulary = min(model.model.embed_tokens.org_vocab_size, 128000) - 1
-        workloads = Workloads(model, prompt_tokens=options.prompt, new_tokens=options.new, vocabulary=vocabulary)
-        if not options.skip_ratios:
-            _ratios(report, workloads, _plain_engine(options.model, keywords), options)
+        long, short = (
+            Workloads(model, prompt_tokens=options.prompt, new_tokens=count, vocabulary=vocabulary)
+            for count in (options.new, max(1, options.new // 8))
+        )
+        if not options.skip_ratios and not options.thread_time:
+            _ratios(report, long, _plain_engine(options.model, keywords), options)
         if not options.skip_costs:
-            _costs(report, workloads, options.rounds)
+            _costs(report, long, short, options)
 
 
 def _plain_engine(repo: str, keywords: dict[str, Any]) -> Any:
@@ -92,24 +104,36 @@ def _rate(pair: Pair, tokens: int) -> Interval:
     return interval([tokens / seconds for seconds in pair.base])
 
 
-def _costs(report: Report, workloads: Workloads, rounds: int) -> None:
+def _costs(report: Report, long: Workloads, short: Workloads, options: argparse.Namespace) -> None:
     """Measure what a traced step and a visit cost, in microseconds."""
-    steps = workloads.new_tokens
-    pair = measure_pair(workloads.untraced, workloads.empty, rounds)
-    per_step = [difference / steps * 1e6 for difference in _differences(pair)]
-    report.add("empty trace, per step", interval(per_step), "us", "<= 60")
-    count = len(workloads.model.model.layers)
-    few, many = max(1, count // 4), count
-    points = measure_pair(workloads.read(few), workloads.read(many), rounds)
-    slopes = [
-        slope([(few * steps, one), (many * steps, other)]) * 1e6
-        for one, other in zip(points.base, points.other, strict=True)
+    layers = len(long.model.model.layers)
+    things = [
+        thing
+        for workloads in (short, long)
+        for thing in (
+            workloads.untraced,
+            workloads.empty,
+            workloads.look_at(1),
+            workloads.look_at(layers),
+            workloads.read(layers),
+        )
     ]
-    report.add(f"a read with its copy, per visit ({few} to {many} layers)", interval(slopes), "us", "<= 40")
+    seconds = measure_turns(things, options.rounds, time.thread_time if options.thread_time else time.perf_counter)
+    steps = long.new_tokens - short.new_tokens
+    # Microseconds that a step takes, one per round.
+    untraced, empty, one, every, kept = (
+        [(after - before) / steps * 1e6 for before, after in zip(seconds[index], seconds[index + 5], strict=True)]
+        for index in range(5)
+    )
+    report.add("an untraced step", interval(untraced), "us")
+    report.add("empty trace, per step", _difference(untraced, empty), "us", "<= 60")
+    report.add("read one layer, per step", _difference(untraced, one), "us")
+    report.add(f"a read, per visit ({layers} layers)", _difference(one, every, layers - 1), "us", "<= 40")
+    report.add("keeping what is read, per visit", _difference(every, kept, layers), "us")
 
 
-def _differences(pair: Pair) -> list[float]:
-    return [other - base for base, other in zip(pair.base, pair.other, strict=True)]
+def _difference(base: list[float], other: list[float], parts: int = 1) -> Interval:
+    return interval([(two - one) / parts for one, two in zip(base, other, strict=True)])
 
 
 if __name__ == "__main__":

@@ -66,16 +66,32 @@ def measure_pair(base: Callable[[int], object], other: Callable[[int], object], 
         other: The second.
         rounds: Measured rounds.
     """
-    base(0)
-    other(0)
-    seconds: tuple[list[float], list[float]] = ([], [])
+    return Pair(*measure_turns([base, other], rounds))
+
+
+def measure_turns(
+    things: Sequence[Callable[[int], object]], rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> list[list[float]]:
+    """Run things by turns, every other round in the opposite order, after one unmeasured round.
+
+    Args:
+        things: Each takes the number of the round, so that prompts differ.
+        rounds: Measured rounds.
+        clock: What tells the time, in seconds.
+
+    Returns:
+        The seconds of each thing, one per round.
+    """
+    for thing in things:
+        thing(0)
+    seconds: list[list[float]] = [[] for _ in things]
     for number in range(1, rounds + 1):
-        order = (0, 1) if number % 2 else (1, 0)
+        order = range(len(things)) if number % 2 else reversed(range(len(things)))
         for which in order:
-            began = time.perf_counter()
-            (base, other)[which](number)
-            seconds[which].append(time.perf_counter() - began)
-    return Pair(*seconds)
+            began = clock()
+            things[which](number)
+            seconds[which].append(clock() - began)
+    return seconds
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:

@@ -75,6 +75,19 @@ class Workloads:
 
         return run
 
+    def look_at(self, num_layers: int) -> Workload:
+        """Read the outputs of so many layers at every step, and keep none."""
+        layers = [self.model.model.layers[index] for index in range(num_layers)]
+        steps = self.new_tokens
+
+        def run(number: int) -> None:
+            with self.model.trace(self.prompt(number * 1000), **self.keywords) as tracer:
+                for _ in tracer.iter[:steps]:
+                    for layer in layers:
+                        layer.output[0]
+
+        return run
+
     def read_middle(self, number: int) -> object:
         """Read one layer in the middle at every step."""
         layer = self.model.model.layers[len(self.model.model.layers) // 2]

@@ -88,6 +88,7 @@ class Result:
             "__builtins__": builtins,
             "__nnsight_save_method__": save_method,
             "__nnsight_save_call__": save_call,
+            "__nnsight_read_item__": lambda owner, side, index: getattr(owner, side)[index],
             "__nnsight_locals__": lambda: dict(sys._getframe(1).f_locals),
         }
 

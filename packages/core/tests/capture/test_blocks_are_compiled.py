@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import linecache
 import pickle
@@ -246,3 +247,18 @@ def test_blocks_inside_a_compiled_block_are_captured_as_well() -> None:
         assert one.block.filename == __file__
         assert one.block.text.startswith("                with Capture() as one:\n")
         assert (three.block.first_line, three.block.function_name) == (line + 13, "nested")
+
+
+def test_reads_of_one_item_by_number_are_handed_over_as_such() -> None:
+    from nnsight._capture.items import READ_ITEM, rewrite_items
+
+    for text, rewritten in [
+        ("x.output[0]", f"{READ_ITEM}(x, 'output', 0)"),
+        ("x.y.inputs[-1][0]", f"{READ_ITEM}(x.y, 'inputs', -1)[0]"),
+        ("x.output[0][:] += 1", f"{READ_ITEM}(x, 'output', 0)[:] += 1"),
+        ("f(x.output[1].output[0])", f"f({READ_ITEM}({READ_ITEM}(x, 'output', 1), 'output', 0))"),
+        ("lambda: x.output[0]", f"lambda: {READ_ITEM}(x, 'output', 0)"),
+        *[(text, text) for text in ("x.output[0] = 1", "x.output[i]", "x.output[0:1]", "x.output[True]", "output[0]")],
+        *[(text, text) for text in ("x.input[0]", "x.output[0] += 1", "del x.output[0]", "x.output['a']")],
+    ]:
+        assert ast.unparse(ast.Module(rewrite_items(ast.parse(text).body), [])) == rewritten

@@ -7,7 +7,8 @@ import torch
 from wire_helpers import CODECS, TRUSTING, Probe, travel
 
 from nnsight._wire import decode, encode
-from nnsight._wire.buffers import BATCH_BYTES, ENTRY_KINDS
+from nnsight._wire.buffer_writer import DEVICE_BATCH_BYTES
+from nnsight._wire.buffers import ENTRY_KINDS
 from nnsight.errors import UntransferableValueError
 
 pytestmark = pytest.mark.gpu
@@ -33,7 +34,7 @@ def test_every_dtype_leaves_the_gpu_bit_for_bit_and_returns_to_it_where_asked(na
 
 
 def test_sets_larger_than_a_batch_leave_the_gpu() -> None:
-    large = BATCH_BYTES // 4
+    large = DEVICE_BATCH_BYTES // 4
     sizes = [3, large + 5, 1, large // 2, 5, large // 2 + 1, 0, 2]
     values = [torch.full((size,), float(index), device="cuda") for index, size in enumerate(sizes)]
     for result, value in zip(travel(values), values, strict=True):

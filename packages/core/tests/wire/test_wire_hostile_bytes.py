@@ -406,6 +406,15 @@ def test_places_outside_the_tensors_are_errors(place: object) -> None:
         read(message(["tensor", place], (), GOOD))
 
 
+def test_places_that_overlap_do_not_become_tensors_that_share_memory() -> None:
+    payload = safetensors({"float32": ("F32", [6], [0, 24])}, b"\0" * 24)
+    nodes = [["tensor", ["float32", offset, [2]]] for offset in (1, 0, 2)]
+    results = read(message(["list", nodes], (), payload))
+    results[1].fill_(5)
+    results[2].fill_(7)
+    assert [result.tolist() for result in results] == [[0, 0], [5, 5], [7, 7]]
+
+
 def test_one_place_cannot_become_many_tensors() -> None:
     node = ["tensor", ["float32", 0, [2]]]
     with pytest.raises(WireError, match="on those of another"):

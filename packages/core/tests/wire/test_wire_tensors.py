@@ -8,8 +8,9 @@ import safetensors.torch
 import torch
 from wire_helpers import CODECS, Probe, travel
 
-from nnsight._wire import Limits, decode, encode
-from nnsight._wire.buffers import BATCH_BYTES, ENTRY_KINDS
+from nnsight._wire import Limits, decode, encode, encode_parts
+from nnsight._wire.buffer_writer import DEVICE_BATCH_BYTES
+from nnsight._wire.buffers import ENTRY_KINDS, OWN_BYTES
 from nnsight._wire.message import unpack
 from nnsight.errors import UntransferableValueError
 
@@ -45,6 +46,55 @@ def test_small_and_large_tensors_keep_their_order() -> None:
         assert torch.equal(result, value)
 
 
+def test_large_tensors_between_small_ones_come_back_in_memory_of_their_own() -> None:
+    large = OWN_BYTES // 4
+    values = [torch.full((size,), float(index)) for index, size in enumerate([3, large, 1, large + 5, 2, 0, large])]
+    results = travel(values)
+    for result, value in zip(results, values, strict=True):
+        assert torch.equal(result, value)
+    assert [results[index].untyped_storage().nbytes() for index in (1, 3, 6)] == [4 * large, 4 * large + 20, 4 * large]
+
+
+def test_small_tensors_that_share_a_block_are_edited_apart() -> None:
+    results = travel([torch.full((4,), float(index)) for index in range(50)])
+    for result in results[::2]:
+        result.zero_()
+    assert [result[0].item() for result in results] == [index * (index % 2) for index in range(50)]
+    assert {result.untyped_storage().nbytes() for result in results} == {16}
+
+
+def test_four_dimensional_tensors_in_another_order_of_memory_come_back_as_values() -> None:
+    values = [torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last) for _ in range(3)]
+    values.append(torch.arange(12.0).reshape(3, 4).T)
+    for result, value in zip(travel(values), values, strict=True):
+        assert torch.equal(result, value)
+
+
+def test_a_message_in_parts_has_the_size_that_it_says_and_can_be_made_again() -> None:
+    values = [torch.randn(7), torch.arange(OWN_BYTES), np.arange(5), b"x" * 100_000]
+    parts = encode_parts(values, codecs=CODECS)
+    whole = b"".join([bytes(piece) for piece in parts])
+    assert parts.size == len(whole)
+    assert parts.joined() == whole == encode(values, codecs=CODECS)
+
+
+def test_a_receiver_may_choose_the_memory_of_tensors_and_fill_it_after_they_are_made() -> None:
+    values = [torch.randn(3), torch.randn(OWN_BYTES), torch.arange(9)]
+    message = encode(values, codecs=CODECS)
+    asked: list[tuple[bytearray, int, int]] = []
+
+    def fetch(begin: int, end: int) -> bytearray:
+        memory = bytearray(end - begin)
+        asked.append((memory, begin, end))
+        return memory
+
+    results: Any = decode(message, codecs=CODECS, fetch=fetch)
+    for memory, begin, end in asked:
+        memory[:] = message[begin:end]
+    for result, value in zip(results, values, strict=True):
+        assert torch.equal(result, value)
+
+
 def test_the_payload_is_a_safetensors_file() -> None:
     message = encode([torch.arange(3), torch.ones(2, 2), torch.tensor([1j]), np.arange(2)], codecs=CODECS)
     _, payload = unpack(message, Limits())
@@ -76,7 +126,7 @@ def test_strided_expanded_and_lazily_conjugated_tensors_come_back_as_values() ->
         assert not result.is_neg()
 
 
-def test_decoded_tensors_own_their_memory_and_can_be_written() -> None:
+def test_decoded_tensors_can_be_written_and_leave_the_message_as_it_was() -> None:
     message = encode([torch.zeros(3), torch.zeros(5), np.zeros(2)], codecs=CODECS)
     first: Any = decode(message, codecs=CODECS)
     first[0].add_(1)
@@ -198,7 +248,7 @@ def test_tensors_of_other_classes_are_refused_and_parameters_of_other_classes_be
 
 
 def test_more_bytes_than_a_batch_come_back() -> None:
-    value = [torch.full((BATCH_BYTES // 16 + 3,), float(index)) for index in range(5)]
+    value = [torch.full((DEVICE_BATCH_BYTES // 16 + 3,), float(index)) for index in range(5)]
     for result, tensor in zip(travel(value), value, strict=True):
         assert torch.equal(result, tensor)
 

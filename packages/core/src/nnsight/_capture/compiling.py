@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from nnsight._capture.bytecode import nested_codes
 from nnsight._capture.derived import register_source
+from nnsight._capture.items import rewrite_items
 from nnsight._capture.mangling import mangle_names
 from nnsight._capture.parsing import parse_body
 from nnsight._capture.saves import LOCALS, rewrite_saves
@@ -31,15 +32,15 @@ def compile_block(source: BlockSource, parameters: Sequence[str]) -> CodeType:
     """Compile a block to the code of a function.
 
     Run it with `types.FunctionType(code, run_globals)(*values)`. The globals have to provide
-    `__nnsight_save_method__`, `__nnsight_save_call__` and `__nnsight_locals__`; the function returns the result of
-    the last one, which is called without arguments from the block's own frame.
+    `__nnsight_save_method__`, `__nnsight_save_call__`, `__nnsight_read_item__` and `__nnsight_locals__`; the function
+    returns the result of the last one, which is called without arguments from the block's own frame.
 
     Args:
         source: The source of the block.
         parameters: The names of the variables that the block gets from around it, in the order of the arguments.
 
     Returns:
-        Code of the same file name, lines and function name as the block, with its saves rewritten.
+        Code of the same file name, lines and function name as the block, with its saves and reads of items rewritten.
 
     Raises:
         BlockEscapeError: A statement of the body would leave the block.
@@ -69,7 +70,8 @@ def compile_function(source: FunctionSource, free_names: Sequence[str] = ()) -> 
         free_names: The names of its free variables, in the order of the wrapper's arguments.
 
     Returns:
-        The code of the wrapper. The function inside it has its own file name, lines and name, and rewritten saves.
+        The code of the wrapper. The function inside it has its own file name, lines and name, and is rewritten
+        like a block.
 
     Raises:
         CaptureError: The text is not a function.
@@ -106,7 +108,7 @@ def register_lines(filename: str, first_line: int, text: str) -> None:
 
 @functools.lru_cache(maxsize=512)
 def _compile_block(source: BlockSource, parameters: tuple[str, ...]) -> CodeType:
-    statements = rewrite_saves(parse_body(source), own_scope=True)
+    statements = rewrite_items(rewrite_saves(parse_body(source), own_scope=True))
     last = statements[-1]
     finish = ast.Return(ast.Call(ast.Name(LOCALS, ast.Load()), [], []))
     _place(ast.walk(finish), last.end_lineno or last.lineno, last.end_col_offset or 0)
@@ -132,14 +134,14 @@ def _compile_function(source: FunctionSource, free_names: tuple[str, ...]) -> Co
     ]
     body: list[ast.stmt] = []
     if isinstance(node, ast.Lambda):
-        [expression] = rewrite_saves([ast.copy_location(ast.Expr(node), node)], own_scope=False)
+        [expression] = rewrite_items(rewrite_saves([ast.copy_location(ast.Expr(node), node)], own_scope=False))
         made: ast.expr = expression.value if isinstance(expression, ast.Expr) else node
     else:
         node.decorator_list, node.returns = [], None
         for argument in ast.walk(arguments):
             if isinstance(argument, ast.arg):
                 argument.annotation = None
-        body = rewrite_saves([node], own_scope=False)
+        body = rewrite_items(rewrite_saves([node], own_scope=False))
         made = ast.Name(node.name, ast.Load())
         _place([made], node.lineno, node.col_offset)
     finish = ast.Return(made)

@@ -191,6 +191,13 @@ class Envoy:
         raise OutsideTraceError(f"the envoy of {self._path or 'the model'} cannot be pickled; name it inside a block")
 
 
+def read_item(owner: Any, side: str, index: int) -> Any:
+    """Return `owner.output[index]` or `owner.inputs[index]`; of an envoy's value, the other items are not copied."""
+    if isinstance(owner, Envoy):
+        return current_run().read_item(owner._location(side), index)
+    return getattr(owner, side)[index]
+
+
 def path_of(envoy: Envoy) -> str:
     """Return the dotted path of an envoy."""
     return envoy._path

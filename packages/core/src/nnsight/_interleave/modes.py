@@ -14,7 +14,7 @@ def _other_modes() -> tuple[int, int, bool]:
     return (
         torch._C._len_torch_function_stack(),
         torch._C._len_torch_dispatch_stack(),
-        torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"),
+        torch._C._is_any_autocast_enabled(),
     )
 
 

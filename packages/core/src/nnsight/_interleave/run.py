@@ -10,18 +10,21 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import torch
 from greenlet import getcurrent, greenlet
 
 from nnsight._interleave.location import Location
 from nnsight._interleave.modes import BlockModes
 from nnsight._interleave.receipt import Receipt
-from nnsight._interleave.scope import Scope, map_tensors, merge, same_tensors
+from nnsight._interleave.visit import MISSING, Visit
 from nnsight.errors import OutOfOrderError, OutsideTraceError, ReadOnlyError
 
-MISSING: Final = object()
+if TYPE_CHECKING:
+    import torch
+
+    from nnsight._interleave.scope import Scope
+
 RESULT: Final = Location("tracer.result", "value")
 
 # A block that answers every refused wait with another wait is ended after so many.
@@ -98,13 +101,8 @@ class BlockRun:
         self._greenlet = _BlockGreenlet(self._main)
         self._greenlet.run_state = self
         self._writes_only = False
-        self._current: Location | None = None
-        self._own: object = None
-        self._live: object = None
-        self._replacement: object = MISSING
-        self._edited: object = None
-        self._value_scope: Any = None
-        self._handed: list[tuple[torch.Tensor, int]] = []
+        self._visit: Visit | None = None
+        self._wanted: int | None = None
         self._late: list[tuple[weakref.ref[torch.Tensor], int, Location]] = []
         self._last: Location | None = None
 
@@ -112,13 +110,11 @@ class BlockRun:
 
     def read(self, location: Location) -> object:
         """Wait for `location` and return the block's own copy of it."""
-        if location is self._current:
-            if self._own is MISSING:
-                self._hand_out()
-            return self._own if self._replacement is MISSING else self._replacement
-        self._writes_only = False
-        self._park(location)
-        return self._own
+        return self._reach(location).value()
+
+    def read_item(self, location: Location, index: int) -> object:
+        """Return `read(location)[index]`; where the value is a tuple, its other items are not copied yet."""
+        return self._reach(location, index).item(index)
 
     def write(self, location: Location, value: object) -> None:
         """Replace the value of `location`, waiting for it first where it has not been reached.
@@ -127,13 +123,20 @@ class BlockRun:
             MismatchedValueError: The value does not fit.
             OutOfOrderError: The model has passed the location.
         """
-        if location is not self._current:
-            self._writes_only = True
-            self._park(location)
+        visit = self._reach(location, writes_only=True)
         if self._read_only:
             raise self._read_only_error(location)
-        merge(self._live, value, self._check_fit, location.name, self._value_scope.fill)
-        self._replacement = value
+        visit.replace(value)
+
+    def _reach(self, location: Location, wanted: int | None = None, *, writes_only: bool = False) -> Visit:
+        """Return the visit of `location` that is under way, waiting for one where there is none."""
+        visit = self._visit
+        if visit is None or visit.location is not location:
+            self._wanted, self._writes_only = wanted, writes_only
+            self._park(location)
+            visit = self._visit
+            assert visit is not None
+        return visit
 
     def wait_for_step(self, step: int) -> bool:
         """Wait for the beginning of a step; return whether it came before the request ended."""
@@ -189,23 +192,16 @@ class BlockRun:
         visits = self.receipt.visits
         where = location.name
         visits[where] = visits.get(where, 0) + 1
-        self._current = self._last = location
-        self._live = live
-        self._own = MISSING
-        self._value_scope = scope
-        self._replacement = MISSING
-        self._handed.clear()
+        self._last = location
+        visit = self._visit = Visit(location, live, scope)
         self._switch(hand_out=not self._writes_only)
-        replacement = self._replacement
-        self._replacement = MISSING
-        if replacement is MISSING:
-            unchanged = all([tensor._version == version for tensor, version in self._handed])
-            if unchanged and same_tensors(self._edited, self._handed):
-                self._watch(location)
-                return live
-            replacement = self._edited
-        self._watch(location)
-        return self._land(location, live, replacement, scope)
+        changed = visit.changed()
+        if not self._read_only:
+            # The source of a read-only program shows no edit, so there is no late one to warn of.
+            late = self._late
+            for tensor, _ in visit.handed:
+                late.append((weakref.ref(tensor), tensor._version, location))
+        return live if changed is MISSING else self._land(visit, live, changed)
 
     def end_step(self) -> None:
         """Refuse what the block still waits for in the step that is over."""
@@ -261,8 +257,7 @@ class BlockRun:
                 break
             self._switch(throw=BlockClosed())
         self.finished = True
-        self._handed.clear()
-        self._own = self._live = self._current = None
+        self._visit = None
 
     def count_late_edits(self) -> None:
         """Warn of tensors that were changed in place after the model had moved on."""
@@ -305,9 +300,9 @@ class BlockRun:
         self._modes.enter()
         began = time.perf_counter()
         try:
-            if hand_out:
+            if hand_out and self._visit is not None:
                 try:
-                    self._hand_out()
+                    self._visit.hand_out(self._wanted)
                 except Exception as error:  # noqa: BLE001 - it must reach the block, never the model's forward
                     throw = error
             self.wait = None
@@ -316,51 +311,22 @@ class BlockRun:
             else:
                 turn.switch()
         finally:
-            self._edited, self._own, self._live, self._current = self._own, None, None, None
+            self._visit = None
             self.receipt.seconds += time.perf_counter() - began
             self._modes.leave()
 
-    def _hand_out(self) -> None:
-        handed = self._handed
-        take = self._value_scope.take
-
-        def copy(tensor: torch.Tensor) -> torch.Tensor:
-            own: torch.Tensor = take(tensor)
-            handed.append((own, own._version))
-            return own
-
-        if torch.is_inference_mode_enabled():
-            # Tensors made in inference mode do not count their versions.
-            with torch.inference_mode(mode=False), torch.set_grad_enabled(torch.is_grad_enabled()):
-                self._own = map_tensors(self._live, copy)
-        else:
-            self._own = map_tensors(self._live, copy)
-
-    def _land(self, location: Location, live: object, value: object, scope: Scope) -> object:
-        where = location.name
+    def _land(self, visit: Visit, live: object, value: object) -> object:
+        where = visit.location.name
         try:
             if self._read_only:
-                raise self._read_only_error(location)
-            landed = merge(live, value, lambda one, other: scope.put(one, other, where), where, scope.fill)
+                raise self._read_only_error(visit.location)
+            landed = visit.land(value)
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to this request alone
             self.fail(error)
             return live
         edits = self.receipt.edits
         edits[where] = edits.get(where, 0) + 1
         return landed
-
-    def _watch(self, location: Location) -> None:
-        if self._read_only:
-            # Its source shows no edit, so there is no late one to warn of.
-            return
-        late = self._late
-        for tensor, _ in self._handed:
-            late.append((weakref.ref(tensor), tensor._version, location))
-        self._handed.clear()
-
-    def _check_fit(self, live: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-        self._value_scope.check(live, own, str(self._current))
-        return own
 
     def _read_only_error(self, location: Location) -> ReadOnlyError:
         return ReadOnlyError(

@@ -3,7 +3,7 @@
 from nnsight._program.effects import Effects, summarize
 from nnsight._program.functions import FunctionCodec, MethodCodec, is_installed
 from nnsight._program.program import Program
-from nnsight._program.saves import SaveBook, client_saves, save, save_helpers
+from nnsight._program.saves import SaveBook, block_helpers, client_saves, save
 
 __all__ = [
     "Effects",
@@ -11,9 +11,9 @@ __all__ = [
     "MethodCodec",
     "Program",
     "SaveBook",
+    "block_helpers",
     "client_saves",
     "is_installed",
     "save",
-    "save_helpers",
     "summarize",
 ]

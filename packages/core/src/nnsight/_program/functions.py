@@ -11,7 +11,7 @@ from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from nnsight._capture import FunctionSource, compile_function, find_function
-from nnsight._program.saves import save_helpers
+from nnsight._program.saves import block_helpers
 from nnsight.errors import WireError
 from nnsight.plugins import load_object
 
@@ -94,7 +94,7 @@ class FunctionCodec:
             "__builtins__": builtins,
             "__name__": "__nnsight_function__",
             **names,
-            **save_helpers(),
+            **block_helpers(),
         }
         make = FunctionType(compile_function(source, tuple(free_names)), namespace)
         function: Any = make(*[free.get(name) for name in free_names])

@@ -12,9 +12,9 @@ from nnsight._capture import MISSING, BlockSource, block_names, compile_block, p
 from nnsight._interleave import BlockRun
 from nnsight._program.containers import difference, snapshot
 from nnsight._program.effects import Effects, summarize
-from nnsight._program.saves import SaveBook, save_helpers
+from nnsight._program.saves import SaveBook, block_helpers
 
-_HELPERS = tuple(save_helpers())
+_HELPERS = tuple(block_helpers())
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def run_source(
     function = FunctionType(compile_block(source, (*parameters, *_HELPERS)), namespace)
     variables: Mapping[str, object] = {}
     try:
-        variables = function(*[values[name] for name in parameters], *save_helpers().values())
+        variables = function(*[values[name] for name in parameters], *block_helpers().values())
     except BaseException as error:
         variables = variables_of(error, function)
         raise
@@ -149,7 +149,7 @@ def run_in_place(source: BlockSource, frame: FrameType, entered: Callable[[CodeT
     parameters = tuple(sorted(names.bound & set(known) if at_top else known))
     function = FunctionType(compile_block(source, (*parameters, *_HELPERS)), frame.f_globals)
     entered(function.__code__)
-    variables: dict[str, object] = function(*[known[name] for name in parameters], *save_helpers().values())
+    variables: dict[str, object] = function(*[known[name] for name in parameters], *block_helpers().values())
     return {name: variables[name] for name in names.bound if name in variables}
 
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from nnsight._envoy import Envoy
+from nnsight._envoy import Envoy, read_item
 from nnsight._interleave.run import current_run
 from nnsight.errors import InvalidRequestError, OutsideTraceError
 
@@ -148,6 +148,11 @@ def _save_call(
     return args[0]
 
 
-def save_helpers() -> dict[str, object]:
-    """Return the functions that rewritten saves call, by the names that they are called by."""
-    return {"__nnsight_save_method__": _save_method, "__nnsight_save_call__": _save_call, "__nnsight_locals__": locals}
+def block_helpers() -> dict[str, object]:
+    """Return the functions that rewritten code calls, by the names that it calls them by."""
+    return {
+        "__nnsight_save_method__": _save_method,
+        "__nnsight_save_call__": _save_call,
+        "__nnsight_read_item__": read_item,
+        "__nnsight_locals__": locals,
+    }

@@ -6,7 +6,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from nnsight._capture import compile_function, find_function
-from nnsight._program import is_installed, save_helpers
+from nnsight._program import block_helpers, is_installed
 from nnsight._trace.block_tracer import BlockTracer
 from nnsight._trace.model import TracedModel
 from nnsight._trace.tracer import Invoker, Tracer
@@ -53,7 +53,7 @@ def _recompiled(function: FunctionType) -> FunctionType:
     except SourceNotFoundError:
         return function
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    namespace = {**function.__globals__, **save_helpers()}
+    namespace = {**function.__globals__, **block_helpers()}
     make = FunctionType(compile_function(source, tuple(cells)), namespace)
     code = make(*[None] * len(cells)).__code__
     closure = tuple(cells[name] for name in code.co_freevars)

@@ -22,7 +22,7 @@ from nnsight.plugins import plugin_manager
 if TYPE_CHECKING:
     import torch
 
-    from nnsight._wire import Decoder, Encoder
+    from nnsight._wire import Decoder, Encoder, Fetch, Parts
 
 VERSION = 1
 TRUSTED = Limits(allow_objects=True)
@@ -153,13 +153,25 @@ def decode_program(data: bytes, tree: ModelTree, device_of: Callable[[str], torc
     return Program(BlockSource(*source), tuple(parameters), values, tuple(returned), summary)
 
 
-def encode_values(values: Mapping[str, object], result: object = None) -> list[bytes | memoryview]:
+def encode_values(values: Mapping[str, object], result: object = None) -> Parts:
     """Write values that a block saved, as the parts of a message."""
     return encode_parts(dict(values), codecs=block_codecs(result=result), name="")
 
 
-def decode_values(data: bytes | memoryview, result: object = None, tree: ModelTree | None = None) -> dict[str, Any]:
-    """Read values that a block saved, in the process of its caller."""
-    values = decode(data, codecs=block_codecs(tree, result=result), limits=TRUSTED)
+def decode_values(
+    data: bytes | memoryview, result: object = None, tree: ModelTree | None = None, *, fetch: Fetch | None = None
+) -> dict[str, Any]:
+    """Read values that a block saved, in the process of its caller.
+
+    Args:
+        data: The message that `encode_values` made.
+        result: The finished output of the request.
+        tree: Where envoys are found.
+        fetch: Makes the memory of tensors; see `nnsight._wire.decode`.
+
+    Raises:
+        WireError: The data are no such message.
+    """
+    values = decode(data, codecs=block_codecs(tree, result=result), limits=TRUSTED, fetch=fetch)
     assert isinstance(values, dict)
     return values

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from nnsight._wire.buffers import BufferReader
+from nnsight._wire.buffer_reader import BufferReader
 from nnsight._wire.checks import fields, items_of, part
 from nnsight._wire.limits import Limits
 from nnsight._wire.message import unpack
@@ -15,6 +15,7 @@ from nnsight.errors import NNsightError, WireError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from nnsight._wire.buffer_reader import Fetch
     from nnsight._wire.table import CodecTable
 
 _DIRECT = frozenset({type(None), bool, int, float, str, bytes})
@@ -68,9 +69,7 @@ class Decoder:
             self.count(0)
             raise WireError("the message has a value without a tag")
         tag, payload = node
-        if tag == "ref":
-            return self._referenced(part(payload, int))
-        return self._read(tag, payload)
+        return self._referenced(part(payload, int)) if tag == "ref" else self._read(tag, payload)
 
     def key(self, node: object) -> object:
         """Read a value that will be hashed, written by `Encoder.key`.
@@ -147,6 +146,7 @@ def decode(
     codecs: CodecTable,
     limits: Limits = Limits(),  # noqa: B008 - it is immutable
     device_of: Callable[[str], torch.device] | None = None,
+    fetch: Fetch | None = None,
 ) -> object:
     """Read a value from a message, which may be hostile.
 
@@ -155,9 +155,11 @@ def decode(
         codecs: The codecs to use.
         limits: What is accepted.
         device_of: Which device a tensor goes to, by the text of the device it came from; the CPU when it is None.
+        fetch: Makes the memory of tensors, filled with the message's bytes between two offsets; it may fill it later
+            where `device_of` is None. The bytes are copied from `data` when it is None.
 
     Returns:
-        The value. Its tensors and arrays own their memory.
+        The value. No two of its tensors and arrays share bytes; small tensors share blocks of memory.
 
     Raises:
         WireError: The bytes are no message of this version, break a limit, or name what does not exist here.
@@ -166,7 +168,7 @@ def decode(
         header, payload = unpack(data, limits)
         root, definitions = fields(header, 2)
         with torch.inference_mode(mode=False), torch.no_grad():
-            buffers = BufferReader(payload, device_of)
+            buffers = BufferReader(payload, memoryview(data).nbytes - len(payload), device_of=device_of, fetch=fetch)
             return Decoder(codecs, limits, items_of(definitions), buffers).value(root)
     except NNsightError:
         raise

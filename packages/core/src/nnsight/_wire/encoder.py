@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from nnsight._wire.buffers import BufferWriter
-from nnsight._wire.message import pack
+from nnsight._wire.buffer_writer import BufferWriter
+from nnsight._wire.message import Parts, pack
 from nnsight.errors import UntransferableValueError
 
 if TYPE_CHECKING:
@@ -180,22 +180,19 @@ class Encoder:
             f"`{path}`, of type `{describe_type(type(value))}`, cannot travel between processes: {reason}. {advice}"
         )
 
-    def finish(self, root: object) -> list[bytes | memoryview]:
+    def finish(self, root: object) -> Parts:
         """Write the message.
 
         Args:
             root: The outermost value's node.
-
-        Returns:
-            The parts of the message, in order.
         """
-        payload = self.buffers.finish()
+        self.buffers.finish()
         definitions: list[object] = []
         for index, node in enumerate(self._shared_nodes):
             # What a codec gave up writing is referred to nowhere.
             definitions.append(None if node[1] is _UNDER_WAY else list(node))
             node[:] = ["ref", index]
-        return pack([root, definitions], payload)
+        return pack([root, definitions], self.buffers)
 
     def _reference(self, node: list[object]) -> list[object]:
         index = self._share(node)
@@ -240,13 +237,14 @@ def encode(value: object, *, codecs: CodecTable, name: str = "value", copy_to_cp
     Raises:
         UntransferableValueError: The value, or one inside it, cannot travel.
     """
-    return b"".join(encode_parts(value, codecs=codecs, name=name, copy_to_cpu=copy_to_cpu))
+    return encode_parts(value, codecs=codecs, name=name, copy_to_cpu=copy_to_cpu).joined()
 
 
-def encode_parts(
-    value: object, *, codecs: CodecTable, name: str = "value", copy_to_cpu: bool = True
-) -> list[bytes | memoryview]:
-    """Write a value as the parts of a message, for a receiver that need not have them joined; see `encode`."""
+def encode_parts(value: object, *, codecs: CodecTable, name: str = "value", copy_to_cpu: bool = True) -> Parts:
+    """Write a value as the parts of a message, for a receiver that need not have them joined; see `encode`.
+
+    Tensors are read when the parts are: they must not change before that.
+    """
     encoder = Encoder(codecs, name=name, copy_to_cpu=copy_to_cpu)
     try:
         return encoder.finish(encoder.node(value))

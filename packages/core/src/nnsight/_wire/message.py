@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,9 @@ from nnsight._wire.header import check_header
 from nnsight.errors import WireError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterator
 
+    from nnsight._wire.buffer_writer import BufferWriter
     from nnsight._wire.limits import Limits
 
 MAGIC = b"NNSW"
@@ -23,19 +25,49 @@ _ALIGNMENT = 8
 _LEVELS_PER_VALUE = 4
 
 
-def pack(header: object, payload: Iterable[bytes | memoryview]) -> list[bytes | memoryview]:
+class Parts:
+    """A message that is written part by part, so that its receiver says where to.
+
+    Attributes:
+        size: The bytes of the whole message.
+    """
+
+    def __init__(self, head: bytes, payload: Callable[[], Iterator[bytes | memoryview]], payload_size: int) -> None:
+        """Hold what the parts are made of.
+
+        Args:
+            head: The first part.
+            payload: Makes the parts that follow it.
+            payload_size: Their bytes.
+        """
+        self.size = len(head) + payload_size
+        self._head = head
+        self._payload = payload
+
+    def __iter__(self) -> Iterator[bytes | memoryview]:
+        """Make the parts in order; each is valid until the next is asked for."""
+        yield self._head
+        yield from self._payload()
+
+    def joined(self) -> bytes:
+        """Return the message in one piece."""
+        whole = io.BytesIO()
+        for part in self:
+            whole.write(part)
+        return whole.getvalue()
+
+
+def pack(header: object, buffers: BufferWriter) -> Parts:
     """Put a header tree before the tensors' bytes.
 
     Args:
-        header: A plain tree.
-        payload: The parts of the tensors' bytes.
-
-    Returns:
-        The parts of the message, in order.
+        header: A plain tree, in which the places of tensors and arrays are complete.
+        buffers: The tensors and arrays, finished.
     """
     encoded = msgspec.msgpack.encode(header)
     padding = b"\0" * (-len(encoded) % _ALIGNMENT)
-    return [_FRAME.pack(MAGIC, VERSION, len(encoded)), encoded, padding, *payload]
+    frame = _FRAME.pack(MAGIC, VERSION, len(encoded))
+    return Parts(frame + encoded + padding + buffers.header, buffers.parts, buffers.size)
 
 
 def unpack(data: bytes | memoryview, limits: Limits) -> tuple[object, memoryview]:

@@ -44,5 +44,5 @@ def drop_outcome(data: bytes) -> None:
 
 def _values(place: bytes | str, result: Any) -> dict[str, Any]:
     if isinstance(place, str):
-        return read_shared(place, lambda view: decode_values(view, result))
+        return read_shared(place, lambda data, fetch: decode_values(data, result, fetch=fetch))
     return decode_values(place, result)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import torch
@@ -25,9 +26,13 @@ from nnsight_vllm.compat.versions import installed_version
 if TYPE_CHECKING:
     from nnsight._envoy import ModelTree
     from nnsight._program import Program
+    from nnsight._wire import Parts
     from nnsight_vllm._mailbox import Postbox
     from nnsight_vllm.compat.model_access import WorkerModel
     from nnsight_vllm.compat.seams import Arrival, Span
+
+# A reply lies in shared memory for this long at most.
+_STALE_S: Final = 600.0
 
 
 @dataclass
@@ -60,7 +65,7 @@ class WorkerSession:
         self._num_requests = 0
         self._interleaver: Interleaver | None = None
         self._cached_tree: ModelTree | None = None
-        self._files: list[str] = []
+        self._files: dict[str, float] = {}
 
     # Events of the runner -----------------------------------------------------------------------------------------
 
@@ -198,9 +203,6 @@ class WorkerSession:
         Returns:
             One outcome per key in msgpack; nothing on ranks other than the first.
         """
-        for path in self._files:
-            remove_shared(path)  # a client that went on without reading it
-        self._files.clear()
         outcomes = []
         for key, result in msgspec.msgpack.decode(data):
             traced = self._take(key)
@@ -277,13 +279,22 @@ class WorkerSession:
                 parts["error"] = error or describe_error(refusal)
         return msgspec.msgpack.encode(parts)
 
-    def _place(self, parts: Sequence[bytes | memoryview]) -> bytes | str:
+    def _place(self, parts: Parts) -> bytes | str:
         """Return data as it is, or where it is large the path of a file in shared memory."""
-        if sum(len(part) for part in parts) < LARGE_BYTES or not self._model.shares_host:
-            return b"".join(parts)
-        path = write_shared(parts)
-        self._files.append(path)
-        return path
+        if parts.size >= LARGE_BYTES and self._model.shares_host:
+            self._remove_stale_files()
+            path = write_shared(parts)
+            if path is not None:
+                self._files[path] = time.monotonic()
+                return path
+        return parts.joined()
+
+    def _remove_stale_files(self) -> None:
+        """Remove files that their reader, which removes what it reads, must have gone on without."""
+        before = time.monotonic() - _STALE_S
+        for path in [path for path, written in list(self._files.items()) if written < before]:
+            del self._files[path]
+            remove_shared(path)
 
 
 def _sendable(values: dict[str, object], result: object) -> dict[str, object]:
@@ -299,7 +310,7 @@ def _sendable(values: dict[str, object], result: object) -> dict[str, object]:
 
 
 def _failed(error: BaseException | None) -> bytes:
-    empty = b"".join(encode_values({}))
+    empty = encode_values({}).joined()
     described = describe_error(error or RuntimeError("the program could not be read"))
     return msgspec.msgpack.encode(
         {"error": described, "receipt": {}, "named": empty, "unnamed": empty, "changes": empty}

@@ -127,8 +127,8 @@ def shut_down(llm: Any) -> None:
         thread.join(timeout=_SHUTDOWN_S)
     resources = core.resources
     if isinstance(core.ctx, zmq.asyncio.Context):
-        # vLLM leaves the sockets to the event loop, which may never run again. Their context is a shadow of the one that
-        # counts as open.
+        # vLLM leaves the sockets to the event loop, which may never run again. Their context is a shadow of the one
+        # that counts as open.
         for value in list(vars(resources).values()):
             if isinstance(value, zmq.asyncio.Socket):
                 value.close(linger=0)

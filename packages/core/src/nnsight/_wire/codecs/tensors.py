@@ -37,18 +37,18 @@ class TensorCodec:
             raise encoder.refusal(value, f"it is a tensor of {value.layout} and {value.dtype}", _PLAIN_TENSOR)
         if value.requires_grad and value.is_leaf:
             flags |= _REQUIRES_GRAD
-        device = value.device
-        if device.type == "cpu":
+        if value.is_cpu:
             place = encoder.buffers.add(value)
             if flags:
                 place.append(flags)
             return place
-        if device.type == "meta":
+        if value.is_meta:
             raise encoder.refusal(value, "it is a tensor of the meta device, without values", _PLAIN_TENSOR)
         if not encoder.copy_to_cpu:
-            raise encoder.refusal(value, f"it is on {device}, and copies from there are off", "Call `.cpu()` on it.")
+            reason = f"it is on {value.device}, and copies from there are off"
+            raise encoder.refusal(value, reason, "Call `.cpu()` on it.")
         place = encoder.buffers.add(value)
-        place += [flags, str(device)]
+        place += (flags, encoder.buffers.device_text(value.device))
         return place
 
     def decode(self, payload: object, decoder: Decoder) -> torch.Tensor:
