@@ -7,21 +7,23 @@ computed yet; then it waits, and the model runs on until it reaches that value.
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from types import CodeType
+from typing import TYPE_CHECKING, Any, Final
 
-import torch
 from greenlet import getcurrent, greenlet
 
+from nnsight._interleave.late import LateEdits
 from nnsight._interleave.location import Location
 from nnsight._interleave.modes import BlockModes
 from nnsight._interleave.receipt import Receipt
-from nnsight._interleave.scope import Scope, map_tensors, merge, same_tensors
-from nnsight.errors import OutOfOrderError, OutsideTraceError, ReadOnlyError
+from nnsight._interleave.visit import MISSING, Visit, asking_statement, read_only_error
+from nnsight.errors import OutOfOrderError, OutsideTraceError
 
-MISSING: Final = object()
+if TYPE_CHECKING:
+    from nnsight._interleave.scope import Scope
+
 RESULT: Final = Location("tracer.result", "value")
 
 # A block that answers every refused wait with another wait is ended after so many.
@@ -98,27 +100,21 @@ class BlockRun:
         self._greenlet = _BlockGreenlet(self._main)
         self._greenlet.run_state = self
         self._writes_only = False
-        self._current: Location | None = None
-        self._own: object = None
-        self._live: object = None
-        self._replacement: object = MISSING
-        self._edited: object = None
-        self._value_scope: Any = None
-        self._handed: list[tuple[torch.Tensor, int]] = []
-        self._late: list[tuple[weakref.ref[torch.Tensor], int, Location]] = []
+        self._visit: Visit | None = None
+        self._asked: tuple[CodeType, int] | None = None
+        self._late = LateEdits()
         self._last: Location | None = None
 
     # What the block calls -----------------------------------------------------------------------------------------
 
     def read(self, location: Location) -> object:
         """Wait for `location` and return the block's own copy of it."""
-        if location is self._current:
-            if self._own is MISSING:
-                self._hand_out()
-            return self._own if self._replacement is MISSING else self._replacement
-        self._writes_only = False
-        self._park(location)
-        return self._own
+        visit = self._visit
+        if visit is None or visit.location is not location:
+            self._asked = asking_statement(1)
+            self._writes_only = False
+            return self._park_at(location).own
+        return visit.value
 
     def write(self, location: Location, value: object) -> None:
         """Replace the value of `location`, waiting for it first where it has not been reached.
@@ -127,13 +123,14 @@ class BlockRun:
             MismatchedValueError: The value does not fit.
             OutOfOrderError: The model has passed the location.
         """
-        if location is not self._current:
+        visit = self._visit
+        if visit is None or visit.location is not location:
+            self._asked = asking_statement(1)
             self._writes_only = True
-            self._park(location)
+            visit = self._park_at(location)
         if self._read_only:
-            raise self._read_only_error(location)
-        merge(self._live, value, self._check_fit, location.name, self._value_scope.fill)
-        self._replacement = value
+            raise read_only_error(location)
+        visit.assign(value)
 
     def wait_for_step(self, step: int) -> bool:
         """Wait for the beginning of a step; return whether it came before the request ended."""
@@ -151,6 +148,12 @@ class BlockRun:
         if self.result is MISSING:
             self._park(RESULT)
         return self.result
+
+    def _park_at(self, location: Location) -> Visit:
+        self._park(location)
+        visit = self._visit
+        assert visit is not None
+        return visit
 
     def _park(self, wait: Location | StepWait) -> None:
         if getcurrent() is not self._greenlet:
@@ -189,23 +192,24 @@ class BlockRun:
         visits = self.receipt.visits
         where = location.name
         visits[where] = visits.get(where, 0) + 1
-        self._current = self._last = location
-        self._live = live
-        self._own = MISSING
-        self._value_scope = scope
-        self._replacement = MISSING
-        self._handed.clear()
+        self._last = location
+        visit = self._visit = Visit(location, live, scope, self._asked)
         self._switch(hand_out=not self._writes_only)
-        replacement = self._replacement
-        self._replacement = MISSING
-        if replacement is MISSING:
-            unchanged = all([tensor._version == version for tensor, version in self._handed])
-            if unchanged and same_tensors(self._edited, self._handed):
-                self._watch(location)
-                return live
-            replacement = self._edited
-        self._watch(location)
-        return self._land(location, live, replacement, scope)
+        if not self._read_only:
+            self._late.look()
+        if visit.is_untouched():
+            self._watch(visit)
+            return live
+        try:
+            landed, changed = visit.land(read_only=self._read_only)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to this request alone
+            self.fail(error)
+            return live
+        self._watch(visit)
+        if changed:
+            edits = self.receipt.edits
+            edits[where] = edits.get(where, 0) + 1
+        return landed
 
     def end_step(self) -> None:
         """Refuse what the block still waits for in the step that is over."""
@@ -261,18 +265,11 @@ class BlockRun:
                 break
             self._switch(throw=BlockClosed())
         self.finished = True
-        self._handed.clear()
-        self._own = self._live = self._current = None
+        self._visit = None
 
     def count_late_edits(self) -> None:
         """Warn of tensors that were changed in place after the model had moved on."""
-        late: dict[str, int] = {}
-        for reference, version, location in self._late:
-            tensor = reference()
-            if tensor is not None and tensor._version != version:
-                late[str(location)] = late.get(str(location), 0) + 1
-        self._late.clear()
-        for where, count in late.items():
+        for where, count in self._late.finish().items():
             self.receipt.warnings.append(
                 f"{where} was changed in place {count} time(s) after the model had moved on: "
                 "only the block's own copy changed"
@@ -307,7 +304,8 @@ class BlockRun:
         try:
             if hand_out:
                 try:
-                    self._hand_out()
+                    assert self._visit is not None
+                    self._visit.hand_out()
                 except Exception as error:  # noqa: BLE001 - it must reach the block, never the model's forward
                     throw = error
             self.wait = None
@@ -316,59 +314,23 @@ class BlockRun:
             else:
                 turn.switch()
         finally:
-            self._edited, self._own, self._live, self._current = self._own, None, None, None
+            self._visit = None
             self.receipt.seconds += time.perf_counter() - began
             self._modes.leave()
 
-    def _hand_out(self) -> None:
-        handed = self._handed
-        take = self._value_scope.take
-
-        def copy(tensor: torch.Tensor) -> torch.Tensor:
-            own: torch.Tensor = take(tensor)
-            handed.append((own, own._version))
-            return own
-
-        if torch.is_inference_mode_enabled():
-            # Tensors made in inference mode do not count their versions.
-            with torch.inference_mode(mode=False), torch.set_grad_enabled(torch.is_grad_enabled()):
-                self._own = map_tensors(self._live, copy)
-        else:
-            self._own = map_tensors(self._live, copy)
-
-    def _land(self, location: Location, live: object, value: object, scope: Scope) -> object:
-        where = location.name
-        try:
-            if self._read_only:
-                raise self._read_only_error(location)
-            landed = merge(live, value, lambda one, other: scope.put(one, other, where), where, scope.fill)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to this request alone
-            self.fail(error)
-            return live
-        edits = self.receipt.edits
-        edits[where] = edits.get(where, 0) + 1
-        return landed
-
-    def _watch(self, location: Location) -> None:
-        if self._read_only:
-            # Its source shows no edit, so there is no late one to warn of.
-            return
-        late = self._late
-        for tensor, _ in self._handed:
-            late.append((weakref.ref(tensor), tensor._version, location))
-        self._handed.clear()
-
-    def _check_fit(self, live: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-        self._value_scope.check(live, own, str(self._current))
-        return own
-
-    def _read_only_error(self, location: Location) -> ReadOnlyError:
-        return ReadOnlyError(
-            f"the program changed {location}, but it was sent as read-only because its source shows no write there; "
-            "write `envoy.output[...] = value` or assign the value, so that the edit can be seen in the source"
-        )
+    def _watch(self, visit: Visit) -> None:
+        # The source of a read-only program shows no edit, so there is no late one to warn of.
+        if not self._read_only:
+            visit.watch(self._late)
 
     def _out_of_order(self, wait: Location) -> OutOfOrderError:
+        if self.ended:
+            steps = "1 step" if self.step == 0 else f"{self.step + 1} steps"
+            return OutOfOrderError(
+                f"{wait} was asked for, but the request is over after {steps}: the model computes "
+                "nothing more for it; ask for values within the steps of the request, such as in the body of a loop "
+                "over tracer.iter, and keep what you need afterwards in a variable"
+            )
         after = f"after {self._last}" if self._last is not None else "after the block began"
         return OutOfOrderError(
             f"{wait} was asked for {after}, but step {self.step} ended without reaching it: the model had passed it "
