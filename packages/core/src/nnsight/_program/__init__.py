@@ -1,9 +1,9 @@
 """A block as data: its source, the names it loads with their values, and what it reads and writes."""
 
 from nnsight._program.effects import Effects, summarize
-from nnsight._program.functions import FunctionCodec, MethodCodec, is_installed
+from nnsight._program.functions import FunctionCodec, MethodCodec, closure_values, global_values, reaches_save
 from nnsight._program.program import Program
-from nnsight._program.saves import SaveBook, client_saves, save, save_helpers
+from nnsight._program.saves import SaveBook, client_saves, save, save_helpers, save_names
 
 __all__ = [
     "Effects",
@@ -12,8 +12,11 @@ __all__ = [
     "Program",
     "SaveBook",
     "client_saves",
-    "is_installed",
+    "closure_values",
+    "global_values",
+    "reaches_save",
     "save",
     "save_helpers",
+    "save_names",
     "summarize",
 ]

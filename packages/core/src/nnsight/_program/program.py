@@ -12,7 +12,7 @@ from nnsight._capture import MISSING, BlockSource, block_names, compile_block, p
 from nnsight._interleave import BlockRun
 from nnsight._program.containers import difference, snapshot
 from nnsight._program.effects import Effects, summarize
-from nnsight._program.saves import SaveBook, save_helpers
+from nnsight._program.saves import SaveBook, save_helpers, save_names
 
 _HELPERS = tuple(save_helpers())
 
@@ -115,7 +115,7 @@ def run_source(
     """
     namespace: dict[str, Any] = {"__builtins__": builtins, "__name__": "__nnsight_block__"}
     namespace.update({name: value for name, value in values.items() if name not in parameters})
-    function = FunctionType(compile_block(source, (*parameters, *_HELPERS)), namespace)
+    function = FunctionType(compile_block(source, (*parameters, *_HELPERS), save_names(values)), namespace)
     variables: Mapping[str, object] = {}
     try:
         variables = function(*[values[name] for name in parameters], *save_helpers().values())
@@ -147,7 +147,8 @@ def run_in_place(source: BlockSource, frame: FrameType, entered: Callable[[CodeT
     }
     at_top = frame.f_locals is frame.f_globals
     parameters = tuple(sorted(names.bound & set(known) if at_top else known))
-    function = FunctionType(compile_block(source, (*parameters, *_HELPERS)), frame.f_globals)
+    seen = {name: value for name in names.loaded if (value := visible_value(frame, name)) is not MISSING}
+    function = FunctionType(compile_block(source, (*parameters, *_HELPERS), save_names(seen)), frame.f_globals)
     entered(function.__code__)
     variables: dict[str, object] = function(*[known[name] for name in parameters], *save_helpers().values())
     return {name: variables[name] for name in names.bound if name in variables}
