@@ -62,7 +62,9 @@ class Program:
             if value is not MISSING and value is not getattr(builtins, name, MISSING):
                 values[name] = value
         parameters = tuple(sorted(name for name in names.bound if name in values))
-        returned = tuple(sorted(name for name, value in values.items() if saved(value)))
+        # A container of several names changes once.
+        first = {id(value): name for name, value in sorted(values.items(), reverse=True) if saved(value)}
+        returned = tuple(sorted(first.values()))
         return cls(source, parameters, values, returned, summarize(statements, values, value_names))
 
     @classmethod
@@ -121,6 +123,11 @@ def run_source(
         variables = function(*[values[name] for name in parameters], *save_helpers().values())
     except BaseException as error:
         variables = variables_of(error, function)
+        if isinstance(error, AttributeError) and error.name == "save":
+            error.add_note(
+                "`.save()` on any value works in the block and in functions that it names, not in methods of objects "
+                "and in installed packages: write nnsight.save(value) there"
+            )
         raise
     finally:
         found = {**values, **variables}
