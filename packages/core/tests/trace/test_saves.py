@@ -92,6 +92,20 @@ def test_functions_and_the_block_share_copies_of_what_they_use(network: nn.Seque
     assert (first, size, seen) == (1, 1, [])
 
 
+def test_what_a_function_adds_to_its_saved_variable_comes_home(network: nn.Sequential) -> None:
+    model = NNsight(network)
+
+    def block(model: Any) -> None:
+        count = (0).save()  # type: ignore[attr-defined]
+        total = (0.0).save()  # type: ignore[attr-defined]
+        for layer in model:
+            count += 1
+            total += layer.output.detach().numel()
+
+    tracer = model.run(torch.ones(1, 4), block)
+    assert (tracer.saves["count"], tracer.saves["total"]) == (3, 18.0)
+
+
 def test_a_save_of_a_name_that_is_deleted_comes_home(network: nn.Sequential) -> None:
     model = NNsight(network)
     with model.trace(torch.ones(1, 4)) as tracer:

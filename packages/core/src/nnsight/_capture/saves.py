@@ -172,11 +172,12 @@ class _SaveRewriter(ast.NodeTransformer):
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
         target = node.target
-        if not (self._own_scope and isinstance(target, ast.Name) and target.id in self.saved_names):
+        if not isinstance(target, ast.Name) or target.id not in self.saved_names:
             return self.generic_visit(node)
         old = ast.copy_location(ast.Name(target.id, ast.Load()), target)
         operator = _constant(type(node.op).__name__)
-        value = _helper_call(SAVE_AUGMENTED, node, [_constant(target.id), operator, old, self.visit(node.value)])
+        details = [_constant(target.id), _constant(self._own_scope), operator]
+        value = _helper_call(SAVE_AUGMENTED, node, [*details, old, self.visit(node.value)])
         return ast.copy_location(ast.Assign([target], value), node)
 
     def visit_Return(self, node: ast.Return) -> ast.AST:

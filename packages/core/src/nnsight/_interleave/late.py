@@ -51,7 +51,7 @@ class LateEdits:
         probe = own.detach()
         try:
             probe.data = _nothing(own.dtype, own.device)
-        except RuntimeError:
+        except (RuntimeError, TypeError):
             # Sparse tensors and the like have no data to take away.
             return
         self._tensors[_Reference(own, self._settle)] = (probe, own._version, where)

@@ -11,13 +11,7 @@ import copy
 import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from types import (
-    BuiltinFunctionType,
-    FunctionType,
-    MappingProxyType,
-    MethodType,
-    ModuleType,
-)
+from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -28,6 +22,7 @@ from nnsight._wire.codecs.objects import attributes_of, slot_members
 from nnsight.errors import UnsupportedFeatureError
 
 Tensor = torch.Tensor
+_PLAIN = frozenset({tuple, list, dict, set, frozenset, deque})
 TensorFunction = Callable[[Tensor], object]
 
 ATOMS = frozenset(
@@ -147,9 +142,6 @@ def _attributes(value: object) -> list[tuple[str, Any]]:
         except AttributeError:
             continue
     return found
-
-
-_PLAIN = frozenset({tuple, list, dict, set, frozenset, deque})
 
 
 _SLOTS: WeakKeyDictionary[type, list[tuple[str, Any]]] = WeakKeyDictionary()

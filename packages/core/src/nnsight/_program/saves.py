@@ -71,10 +71,16 @@ class SaveBook:
         if not names:
             self._unnamed.setdefault(label, []).append(value)
 
-    def augment(self, name: str, old: object, new: object) -> None:
+    def augment(self, name: str, own_scope: bool, old: object, new: object) -> None:
         """Note that `x += y` made another value of a variable: it is saved where the one before was."""
-        if self._names.get(name, _MISSING) is old:
-            self.mark(new, (name,), name)
+        if own_scope:
+            if self._names.get(name, _MISSING) is old:
+                self.mark(new, (name,), name)
+            return
+        kept = self._unnamed.get(name, [])
+        if kept and kept[-1] is old:
+            kept.pop()
+            self.mark(new, (), name)
 
     def note_return(self, value: object, labels: tuple[str, ...], caller: FrameType | None) -> None:
         """Note that a function returns a value that it has saved under one of these labels."""
@@ -217,11 +223,11 @@ def _save_call(
     return args[0]
 
 
-def _save_augmented(name: str, kind: str, old: Any, value: object) -> object:
+def _save_augmented(name: str, own_scope: bool, kind: str, old: Any, value: object) -> object:
     new = _AUGMENTED[kind](old, value)
     book = _open_book()
     if book is not None:
-        book.augment(name, old, new)
+        book.augment(name, own_scope, old, new)
     return new
 
 
