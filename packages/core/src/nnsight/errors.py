@@ -24,6 +24,7 @@ NNsightError
 └── DistributionConflictError       another distribution owns the same import package
 
 NNsightWarning
+├── ConflictingChangesWarning       several invokes assigned one place of a container
 └── LoopEndedEarlyWarning           a loop over steps asked for more steps than the request ran
 ```
 
@@ -120,6 +121,10 @@ class DistributionConflictError(NNsightError, ImportError):
 
 class NNsightWarning(UserWarning):
     """Root of every warning that nnsight gives."""
+
+
+class ConflictingChangesWarning(NNsightWarning):
+    """Several invokes of a trace assigned one place of a container, and only the last assignment is left."""
 
 
 class LoopEndedEarlyWarning(NNsightWarning):

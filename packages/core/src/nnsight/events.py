@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -103,4 +101,3 @@ class RunFinished:
     requests: int
     seconds: float
     errors: tuple[BaseException, ...] = ()
-    details: Mapping[str, Any] = field(default_factory=dict)

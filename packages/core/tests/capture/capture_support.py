@@ -89,6 +89,9 @@ class Result:
             "__nnsight_save_method__": save_method,
             "__nnsight_save_call__": save_call,
             "__nnsight_read_item__": lambda owner, side, index: getattr(owner, side)[index],
+            "__nnsight_save_returned__": lambda value, labels: value,
+            "__nnsight_save_bound__": lambda value, names, end: value,
+            "__nnsight_save_augmented__": lambda name, own_scope, kind, old, value: old + value,
             "__nnsight_locals__": lambda: dict(sys._getframe(1).f_locals),
         }
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import traceback
+from typing import Any
 
 import msgspec
 import pytest
@@ -82,6 +84,20 @@ def test_frames_of_libraries_are_cut_where_the_user_has_any() -> None:
     assert link is not None
     assert link.tb_frame is sys._getframe()
     assert link.tb_next is None
+
+
+def test_frames_of_a_backend_in_a_checkout_are_cut() -> None:
+    spec = importlib.util.find_spec("nnsight_vllm")
+    assert spec is not None
+    folder = next(iter(spec.submodule_search_locations or ()))
+    code = compile("def inside(value):\n    raise value", f"{folder}/session.py", "exec")
+    namespace: dict[str, Any] = {}
+    exec(code, namespace)
+    try:
+        namespace["inside"](ValueError("x"))
+    except ValueError as error:
+        frames = describe_error(error)["frames"]
+    assert [name for _, _, name in frames] == ["test_frames_of_a_backend_in_a_checkout_are_cut"]
 
 
 @pytest.mark.parametrize("arg", [2**70, "\ud800", object(), [1]])

@@ -8,14 +8,17 @@ import sys
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from nnsight import NNsight, save
 from nnsight._interleave import BlockRun, Location, RowScope
+from nnsight._interleave.steps import selected_steps
 from nnsight.errors import (
     InvalidRequestError,
+    MismatchedValueError,
     OutOfOrderError,
     OutsideTraceError,
     ReadOnlyError,
@@ -397,3 +400,76 @@ def test_an_ad_hoc_call_in_place_changes_nothing_of_the_model() -> None:
         hidden = model[0].output
         model[1](hidden).save()
     assert tracer.receipt.edits == {}
+
+
+# Trees and steps ---------------------------------------------------------------------------------------------------
+
+
+def test_an_envoy_of_a_module_dict_has_its_names_and_envoys() -> None:
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.ReLU()})
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.parts["b"](self.parts["a"](x))
+
+    model = NNsight(Root())
+    parts = model.parts
+    assert list(parts) == list(parts.keys()) == ["a", "b"]
+    assert (len(parts), "a" in parts, "c" in parts) == (2, True, False)
+    assert list(parts.values()) == [parts["a"], parts["b"]]
+    assert dict(parts.items()) == {"a": parts.a, "b": parts.b}
+    with pytest.raises(UnknownLocationError, match="its modules have names: a, b"):
+        parts[0]
+    with model.trace(torch.ones(1, 2)):
+        outputs = {name: part.output.save() for name, part in model.parts.items()}
+    assert set(outputs) == {"a", "b"}
+
+
+@pytest.mark.parametrize("selector", [np.int64(2), torch.tensor(2), [np.int32(2)], range(2, 3), slice(np.int64(2), 3)])
+def test_integers_of_any_kind_select_steps(selector: Any) -> None:
+    assert list(selected_steps(selector)[0]) == [2]
+
+
+@pytest.mark.parametrize("selector", [True, 1.0, "1", [0, "1"], None, [True]])
+def test_what_is_no_integer_selects_no_step(selector: Any) -> None:
+    with pytest.raises(TypeError, match="takes an integer"):
+        selected_steps(selector)
+
+
+def test_a_module_is_indexed_by_integers_of_any_kind(network: nn.Sequential) -> None:
+    model = NNsight(network)
+    assert model[np.int64(1)] is model[1]
+    assert model[torch.tensor(-1)] is model[2]
+
+
+def test_an_input_cannot_be_assigned_where_the_module_is_called_without_arguments() -> None:
+    class Constant(nn.Module):
+        def forward(self) -> torch.Tensor:
+            return torch.ones(2)
+
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.constant = Constant()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.constant()
+
+    model = NNsight(Root())
+    with pytest.raises(MismatchedValueError, match=r"constant\.input was assigned, but .* without arguments"):
+        with model.trace(torch.ones(2)):
+            model.constant.input = torch.zeros(2)
+    with model.trace(torch.ones(2)):
+        nothing = model.constant.input.save()
+    assert nothing is None
+
+
+def test_the_end_of_a_request_is_named_where_a_value_is_asked_for_after_it(network: nn.Sequential) -> None:
+    model = NNsight(network)
+    with pytest.raises(OutOfOrderError, match="the request is over after 1 step:"):
+        with model.trace(torch.ones(1, 4)) as tracer:
+            for _ in tracer.iter[:]:
+                model[0].output
+            model[0].output

@@ -13,6 +13,7 @@ from nnsight._capture.finding import find_block
 from nnsight._capture.functions import find_function
 from nnsight._capture.names import BlockNames, block_names
 from nnsight._capture.parsing import parse_block
+from nnsight._capture.saves import SaveNames
 from nnsight._capture.skipping import BodySkipper
 from nnsight._capture.source import BlockSource, FunctionSource
 from nnsight._capture.variables import MISSING, visible_value, visible_values, write_back
@@ -23,6 +24,7 @@ __all__ = [
     "BlockSource",
     "BodySkipper",
     "FunctionSource",
+    "SaveNames",
     "block_names",
     "compile_block",
     "compile_function",

@@ -14,7 +14,7 @@ from nnsight._capture.derived import register_source
 from nnsight._capture.items import rewrite_items
 from nnsight._capture.mangling import mangle_names
 from nnsight._capture.parsing import parse_body
-from nnsight._capture.saves import LOCALS, rewrite_saves
+from nnsight._capture.saves import LOCALS, SaveNames, rewrite_saves
 from nnsight._capture.source import BlockSource, FunctionSource, compile_quietly, parse_function
 from nnsight.errors import CaptureError
 
@@ -22,22 +22,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 _PLACEHOLDER = "__nnsight_code__"
+_SAVE_NAMES = SaveNames()
 _MAXIMUM_REGISTERED = 256
 
 _registered: dict[str, list[str]] = {}
 _registered_lock = threading.Lock()
 
 
-def compile_block(source: BlockSource, parameters: Sequence[str]) -> CodeType:
+def compile_block(source: BlockSource, parameters: Sequence[str], known: SaveNames = _SAVE_NAMES) -> CodeType:
     """Compile a block to the code of a function.
 
-    Run it with `types.FunctionType(code, run_globals)(*values)`. The globals have to provide
-    `__nnsight_save_method__`, `__nnsight_save_call__`, `__nnsight_read_item__` and `__nnsight_locals__`; the function
-    returns the result of the last one, which is called without arguments from the block's own frame.
+    Run it with `types.FunctionType(code, run_globals)(*values)`. The globals have to provide the helpers that are named
+    in `nnsight._capture.saves` and `nnsight._capture.items`; the function returns the result of `__nnsight_locals__`,
+    which is called without arguments from the block's own frame.
 
     Args:
         source: The source of the block.
         parameters: The names of the variables that the block gets from around it, in the order of the arguments.
+        known: The names that `nnsight.save` goes by in the block.
 
     Returns:
         Code of the same file name, lines and function name as the block, with its saves and reads of items rewritten.
@@ -46,12 +48,14 @@ def compile_block(source: BlockSource, parameters: Sequence[str]) -> CodeType:
         BlockEscapeError: A statement of the body would leave the block.
         CaptureError: The text is not a `with` statement.
     """
-    code = _compile_block(source, tuple(parameters))
+    code = _compile_block(source, tuple(parameters), known)
     register_lines(source.filename, source.first_line, source.text)
     return code
 
 
-def compile_function(source: FunctionSource, free_names: Sequence[str] = ()) -> CodeType:
+def compile_function(
+    source: FunctionSource, free_names: Sequence[str] = (), known: SaveNames = _SAVE_NAMES
+) -> CodeType:
     """Compile a function that travels to the code of a wrapper that makes it.
 
     The function's free variables become the parameters of the wrapper, so that its closure works as before:
@@ -68,6 +72,7 @@ def compile_function(source: FunctionSource, free_names: Sequence[str] = ()) -> 
     Args:
         source: The source of the function.
         free_names: The names of its free variables, in the order of the wrapper's arguments.
+        known: The names that `nnsight.save` goes by in the function.
 
     Returns:
         The code of the wrapper. The function inside it has its own file name, lines and name, and is rewritten
@@ -76,7 +81,7 @@ def compile_function(source: FunctionSource, free_names: Sequence[str] = ()) -> 
     Raises:
         CaptureError: The text is not a function.
     """
-    code = _compile_function(source, tuple(free_names))
+    code = _compile_function(source, tuple(free_names), known)
     register_lines(source.filename, source.first_line, source.text)
     return code
 
@@ -107,8 +112,8 @@ def register_lines(filename: str, first_line: int, text: str) -> None:
 
 
 @functools.lru_cache(maxsize=512)
-def _compile_block(source: BlockSource, parameters: tuple[str, ...]) -> CodeType:
-    statements = rewrite_items(rewrite_saves(parse_body(source), own_scope=True))
+def _compile_block(source: BlockSource, parameters: tuple[str, ...], known: SaveNames) -> CodeType:
+    statements = rewrite_items(rewrite_saves(parse_body(source), own_scope=True, known=known))
     last = statements[-1]
     finish = ast.Return(ast.Call(ast.Name(LOCALS, ast.Load()), [], []))
     _place(ast.walk(finish), last.end_lineno or last.lineno, last.end_col_offset or 0)
@@ -122,7 +127,7 @@ def _compile_block(source: BlockSource, parameters: tuple[str, ...]) -> CodeType
 
 
 @functools.lru_cache(maxsize=512)
-def _compile_function(source: FunctionSource, free_names: tuple[str, ...]) -> CodeType:
+def _compile_function(source: FunctionSource, free_names: tuple[str, ...], known: SaveNames) -> CodeType:
     node = parse_function(source)
     if source.class_name:
         mangle_names([node], source.class_name)
@@ -134,14 +139,15 @@ def _compile_function(source: FunctionSource, free_names: tuple[str, ...]) -> Co
     ]
     body: list[ast.stmt] = []
     if isinstance(node, ast.Lambda):
-        [expression] = rewrite_items(rewrite_saves([ast.copy_location(ast.Expr(node), node)], own_scope=False))
+        saved = rewrite_saves([ast.copy_location(ast.Expr(node), node)], own_scope=False, known=known)
+        [expression] = rewrite_items(saved)
         made: ast.expr = expression.value if isinstance(expression, ast.Expr) else node
     else:
         node.decorator_list, node.returns = [], None
         for argument in ast.walk(arguments):
             if isinstance(argument, ast.arg):
                 argument.annotation = None
-        body = rewrite_items(rewrite_saves([node], own_scope=False))
+        body = rewrite_items(rewrite_saves([node], own_scope=False, known=known))
         made = ast.Name(node.name, ast.Load())
         _place([made], node.lineno, node.col_offset)
     finish = ast.Return(made)

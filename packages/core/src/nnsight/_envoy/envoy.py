@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast, overload
 
@@ -114,6 +115,9 @@ class Envoy:
             child = self._tree.envoy(f"{self._path}.{name}" if self._path else name)
             self._children[name] = child
             return child
+        if name in {"values", "items"} and isinstance(module, nn.ModuleDict):
+            children = {key: getattr(self, key) for key in module}
+            return getattr(children, name)
         if not self._path:
             location = self._tree.values.get(name)
             if location is not None:
@@ -156,6 +160,11 @@ class Envoy:
         if isinstance(index, str):
             return cast("Envoy", getattr(self, index))
         count = len(self)
+        index = operator.index(index)
+        if isinstance(self._module, nn.ModuleDict):
+            raise UnknownLocationError(
+                f"{self._path or 'the model'}[{index}]: its modules have names: {', '.join(self._module)}"
+            )
         if not -count <= index < count:
             raise UnknownLocationError(
                 f"{self._path or 'the model'}[{index}]: it has {count} modules, from 0 to {count - 1}"
@@ -163,7 +172,7 @@ class Envoy:
         return cast("Envoy", getattr(self, str(index % count)))
 
     def __len__(self) -> int:
-        """Count the modules of a module list or sequence."""
+        """Count the modules of a module list, sequence or dict."""
         if not isinstance(self._module, nn.ModuleList | nn.Sequential | nn.ModuleDict):
             raise TypeError(f"{self._path or 'the model'} is a {type(self._module).__name__}, which has no length")
         return len(self._module)
@@ -172,9 +181,13 @@ class Envoy:
         """Count as true, whatever the module's length."""
         return True
 
-    def __iter__(self) -> Iterator[Envoy]:
-        """Iterate over the modules of a module list or sequence."""
-        for position in range(len(self)):
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over the modules of a module list or sequence, or over the names in a module dict."""
+        count = len(self)
+        if isinstance(self._module, nn.ModuleDict):
+            yield from self._module
+            return
+        for position in range(count):
             yield self[position]
 
     def __repr__(self) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nnsight._interleave.location import Location
 from nnsight._interleave.run import RESULT, BlockRun
+from nnsight._interleave.visit import NOTHING
 
 if TYPE_CHECKING:
     from torch import nn
@@ -156,7 +157,7 @@ class Interleaver:
                     name = next(iter(kwargs))
                     kwargs = {**kwargs, name: run.serve(kwargs[name], self._scopes[run])}
                 else:
-                    run.serve(None, self._scopes[run])
+                    run.serve(NOTHING, self._scopes[run])
                 self._enlist(run)
         return args, kwargs
 

@@ -7,22 +7,21 @@ computed yet; then it waits, and the model runs on until it reaches that value.
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import CodeType
 from typing import TYPE_CHECKING, Any, Final
 
 from greenlet import getcurrent, greenlet
 
+from nnsight._interleave.late import LateEdits
 from nnsight._interleave.location import Location
 from nnsight._interleave.modes import BlockModes
 from nnsight._interleave.receipt import Receipt
-from nnsight._interleave.visit import MISSING, Visit
-from nnsight.errors import OutOfOrderError, OutsideTraceError, ReadOnlyError
+from nnsight._interleave.visit import MISSING, Visit, asking_statement, read_only_error
+from nnsight.errors import OutOfOrderError, OutsideTraceError
 
 if TYPE_CHECKING:
-    import torch
-
     from nnsight._interleave.scope import Scope
 
 RESULT: Final = Location("tracer.result", "value")
@@ -103,18 +102,29 @@ class BlockRun:
         self._writes_only = False
         self._visit: Visit | None = None
         self._wanted: int | None = None
-        self._late: list[tuple[weakref.ref[torch.Tensor], int, Location]] = []
+        self._asked: tuple[CodeType, int] | None = None
+        self._late = LateEdits()
         self._last: Location | None = None
 
     # What the block calls -----------------------------------------------------------------------------------------
 
     def read(self, location: Location) -> object:
         """Wait for `location` and return the block's own copy of it."""
-        return self._reach(location).value()
+        visit = self._visit
+        if visit is None or visit.location is not location:
+            self._asked = asking_statement(1)
+            self._wanted, self._writes_only = None, False
+            visit = self._park_at(location)
+        return visit.value
 
     def read_item(self, location: Location, index: int) -> object:
         """Return `read(location)[index]`; where the value is a tuple, its other items are not copied yet."""
-        return self._reach(location, index).item(index)
+        visit = self._visit
+        if visit is None or visit.location is not location:
+            self._asked = asking_statement(1)
+            self._wanted, self._writes_only = index, False
+            visit = self._park_at(location)
+        return visit.item(index)
 
     def write(self, location: Location, value: object) -> None:
         """Replace the value of `location`, waiting for it first where it has not been reached.
@@ -123,20 +133,14 @@ class BlockRun:
             MismatchedValueError: The value does not fit.
             OutOfOrderError: The model has passed the location.
         """
-        visit = self._reach(location, writes_only=True)
-        if self._read_only:
-            raise self._read_only_error(location)
-        visit.replace(value)
-
-    def _reach(self, location: Location, wanted: int | None = None, *, writes_only: bool = False) -> Visit:
-        """Return the visit of `location` that is under way, waiting for one where there is none."""
         visit = self._visit
         if visit is None or visit.location is not location:
-            self._wanted, self._writes_only = wanted, writes_only
-            self._park(location)
-            visit = self._visit
-            assert visit is not None
-        return visit
+            self._asked = asking_statement(1)
+            self._wanted, self._writes_only = None, True
+            visit = self._park_at(location)
+        if self._read_only:
+            raise read_only_error(location)
+        visit.assign(value)
 
     def wait_for_step(self, step: int) -> bool:
         """Wait for the beginning of a step; return whether it came before the request ended."""
@@ -154,6 +158,12 @@ class BlockRun:
         if self.result is MISSING:
             self._park(RESULT)
         return self.result
+
+    def _park_at(self, location: Location) -> Visit:
+        self._park(location)
+        visit = self._visit
+        assert visit is not None
+        return visit
 
     def _park(self, wait: Location | StepWait) -> None:
         if getcurrent() is not self._greenlet:
@@ -193,15 +203,23 @@ class BlockRun:
         where = location.name
         visits[where] = visits.get(where, 0) + 1
         self._last = location
-        visit = self._visit = Visit(location, live, scope)
+        visit = self._visit = Visit(location, live, scope, self._asked)
         self._switch(hand_out=not self._writes_only)
-        changed = visit.changed()
         if not self._read_only:
-            # The source of a read-only program shows no edit, so there is no late one to warn of.
-            late = self._late
-            for tensor, _ in visit.handed:
-                late.append((weakref.ref(tensor), tensor._version, location))
-        return live if changed is MISSING else self._land(visit, live, changed)
+            self._late.look()
+        if visit.is_untouched():
+            self._watch(visit)
+            return live
+        try:
+            landed, changed = visit.land(read_only=self._read_only)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to this request alone
+            self.fail(error)
+            return live
+        self._watch(visit)
+        if changed:
+            edits = self.receipt.edits
+            edits[where] = edits.get(where, 0) + 1
+        return landed
 
     def end_step(self) -> None:
         """Refuse what the block still waits for in the step that is over."""
@@ -261,13 +279,7 @@ class BlockRun:
 
     def count_late_edits(self) -> None:
         """Warn of tensors that were changed in place after the model had moved on."""
-        late: dict[str, int] = {}
-        for reference, version, location in self._late:
-            tensor = reference()
-            if tensor is not None and tensor._version != version:
-                late[str(location)] = late.get(str(location), 0) + 1
-        self._late.clear()
-        for where, count in late.items():
+        for where, count in self._late.finish().items():
             self.receipt.warnings.append(
                 f"{where} was changed in place {count} time(s) after the model had moved on: "
                 "only the block's own copy changed"
@@ -300,8 +312,9 @@ class BlockRun:
         self._modes.enter()
         began = time.perf_counter()
         try:
-            if hand_out and self._visit is not None:
+            if hand_out:
                 try:
+                    assert self._visit is not None
                     self._visit.hand_out(self._wanted)
                 except Exception as error:  # noqa: BLE001 - it must reach the block, never the model's forward
                     throw = error
@@ -315,26 +328,19 @@ class BlockRun:
             self.receipt.seconds += time.perf_counter() - began
             self._modes.leave()
 
-    def _land(self, visit: Visit, live: object, value: object) -> object:
-        where = visit.location.name
-        try:
-            if self._read_only:
-                raise self._read_only_error(visit.location)
-            landed = visit.land(value)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to this request alone
-            self.fail(error)
-            return live
-        edits = self.receipt.edits
-        edits[where] = edits.get(where, 0) + 1
-        return landed
-
-    def _read_only_error(self, location: Location) -> ReadOnlyError:
-        return ReadOnlyError(
-            f"the program changed {location}, but it was sent as read-only because its source shows no write there; "
-            "write `envoy.output[...] = value` or assign the value, so that the edit can be seen in the source"
-        )
+    def _watch(self, visit: Visit) -> None:
+        # The source of a read-only program shows no edit, so there is no late one to warn of.
+        if not self._read_only:
+            visit.watch(self._late)
 
     def _out_of_order(self, wait: Location) -> OutOfOrderError:
+        if self.ended:
+            steps = "1 step" if self.step == 0 else f"{self.step + 1} steps"
+            return OutOfOrderError(
+                f"{wait} was asked for, but the request is over after {steps}: the model computes "
+                "nothing more for it; ask for values within the steps of the request, such as in the body of a loop "
+                "over tracer.iter, and keep what you need afterwards in a variable"
+            )
         after = f"after {self._last}" if self._last is not None else "after the block began"
         return OutOfOrderError(
             f"{wait} was asked for {after}, but step {self.step} ended without reaching it: the model had passed it "

@@ -8,9 +8,8 @@ Shape suffixes: R = rows of one request, T = rows of the whole batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 
@@ -20,7 +19,15 @@ Tensor = torch.Tensor
 
 
 class Scope(Protocol):
-    """The part of a batch that one request owns."""
+    """The part of a batch that one request owns.
+
+    Attributes:
+        lands_unchanged: Whether an assigned value lands where it is still what the block was handed, so that the model
+            goes on with the block's own tensors.
+    """
+
+    @property
+    def lands_unchanged(self) -> bool: ...
 
     def take(self, live: Tensor) -> Tensor:
         """Return a copy of the request's part of `live`."""
@@ -51,6 +58,8 @@ class WholeScope:
 
     Edits replace the live tensor instead of being copied into it, so that gradients flow through them.
     """
+
+    lands_unchanged: ClassVar[bool] = True
 
     def take(self, live: Tensor) -> Tensor:
         """Return a copy of `live` that is part of the same autograd graph."""
@@ -88,6 +97,7 @@ class RowScope:
         alone: Whether no other request shares the batch.
     """
 
+    lands_unchanged: ClassVar[bool] = False
     start: int
     stop: int
     total: int
@@ -137,82 +147,3 @@ def _misfit(where: str, expected: torch.Size, seen: torch.Size) -> MismatchedVal
         f"{where} holds a tensor of shape {tuple(expected)} for this request, but the block left one of shape "
         f"{tuple(seen)}; give it a value of the same shape"
     )
-
-
-def map_tensors(value: object, function: Callable[[Tensor], object]) -> object:
-    """Apply `function` to every tensor in nested tuples, lists, dicts and named tuples; keep the rest as it is."""
-    if isinstance(value, Tensor):
-        return function(value)
-    kind = type(value)
-    if isinstance(value, tuple) and kind is tuple:
-        return tuple([function(item) if isinstance(item, Tensor) else map_tensors(item, function) for item in value])
-    if kind is list:
-        return [map_tensors(item, function) for item in value]  # type: ignore[attr-defined]
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return kind(*[map_tensors(item, function) for item in value])
-    if isinstance(value, dict):
-        items = {key: map_tensors(item, function) for key, item in value.items()}
-        return items if kind is dict else kind(**items)
-    return value
-
-
-def same_tensors(value: object, handed: Sequence[tuple[Tensor, int]]) -> bool:
-    """Tell whether a value still holds the very tensors that were handed out, in order."""
-    if isinstance(value, Tensor):
-        return True
-    # The items of a tuple cannot be replaced, only those of lists and dicts in it.
-    if isinstance(value, tuple) and not any([isinstance(item, list | dict | tuple) for item in value]):
-        return True
-    if not isinstance(value, list | dict | tuple):
-        return True
-    found: list[Tensor] = []
-
-    def keep(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    map_tensors(value, keep)
-    return len(found) == len(handed) and all(one is other for one, (other, _) in zip(found, handed, strict=True))
-
-
-def merge(
-    live: object,
-    own: object,
-    put: Callable[[Tensor, Tensor], Tensor],
-    where: str,
-    fill: Callable[[Tensor, float], Tensor] = torch.full_like,
-) -> object:
-    """Land the tensors of `own` in `live`, which must have the same structure.
-
-    Raises:
-        MismatchedValueError: The structures differ.
-    """
-    if isinstance(live, Tensor):
-        if isinstance(own, Tensor):
-            return put(live, own)
-        if isinstance(own, int | float) and not isinstance(own, bool):
-            return put(live, fill(live, own))
-    elif isinstance(live, tuple | list):
-        if isinstance(own, tuple | list) and len(own) == len(live):
-            pairs = enumerate(zip(live, own, strict=True))
-            items: list[Any] = [merge(one, other, put, f"{where}[{i}]", fill) for i, (one, other) in pairs]
-            return type(live)(*items) if hasattr(live, "_fields") else type(live)(items)
-    elif isinstance(live, dict):
-        if isinstance(own, dict) and own.keys() == live.keys():
-            merged = {key: merge(live[key], own[key], put, f"{where}[{key!r}]", fill) for key in live}
-            return merged if type(live) is dict else type(live)(**merged)
-    else:
-        return own
-    raise MismatchedValueError(
-        f"{where} holds {_describe(live)}, but the block assigned {_describe(own)}; assign one of the same structure"
-    )
-
-
-def _describe(value: object) -> str:
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
-    if isinstance(value, tuple | list):
-        return f"a {type(value).__name__} of {len(value)} values"
-    if isinstance(value, dict):
-        return f"a dict with the keys {', '.join(map(repr, value)) or 'none'}"
-    return f"a {type(value).__name__}"

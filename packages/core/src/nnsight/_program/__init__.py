@@ -1,9 +1,9 @@
 """A block as data: its source, the names it loads with their values, and what it reads and writes."""
 
 from nnsight._program.effects import Effects, summarize
-from nnsight._program.functions import FunctionCodec, MethodCodec, is_installed
+from nnsight._program.functions import FunctionCodec, MethodCodec, closure_values, global_values, reaches_save
 from nnsight._program.program import Program
-from nnsight._program.saves import SaveBook, block_helpers, client_saves, save
+from nnsight._program.saves import SaveBook, block_helpers, client_saves, save, save_names
 
 __all__ = [
     "Effects",
@@ -13,7 +13,10 @@ __all__ = [
     "SaveBook",
     "block_helpers",
     "client_saves",
-    "is_installed",
+    "closure_values",
+    "global_values",
+    "reaches_save",
     "save",
+    "save_names",
     "summarize",
 ]

@@ -6,7 +6,10 @@ A change is plain data: `["same"]`, `["set", value]`, `["list", {index: change},
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+_MISSING = object()
 
 
 def snapshot(value: object) -> Any:
@@ -64,3 +67,53 @@ def apply(container: Any, change: list[Any]) -> Any:
     elif kind == "add":
         container.update(change[1])
     return container
+
+
+def conflicts(name: str, container: object, changes: Sequence[list[Any]]) -> dict[str, int]:
+    """Find the places of a container that several blocks assigned, so that only the last assignment is left.
+
+    Equal values that take the place of nothing are no conflict. Equal numbers that take the place of a number are: they
+    may be counts that each block raised by itself.
+
+    Args:
+        name: How the container is spelled.
+        container: The container as it was before.
+        changes: What each block changed.
+
+    Returns:
+        How many blocks assigned each such place, by how it is spelled.
+    """
+    assigned: dict[str, list[object]] = {}
+    before: dict[str, object] = {}
+    for change in changes:
+        _list_assigned(name, container, change, assigned, before)
+    return {
+        place: len(values)
+        for place, values in assigned.items()
+        if len(values) > 1 and not (_all_equal(values) and _is_nothing(before[place]))
+    }
+
+
+def _list_assigned(
+    place: str, container: Any, change: list[Any], assigned: dict[str, list[object]], before: dict[str, object]
+) -> None:
+    kind = change[0]
+    if kind == "set":
+        assigned.setdefault(place, []).append(change[1])
+        before[place] = container
+    elif kind == "list":
+        for index, inner in change[1].items():
+            _list_assigned(f"{place}[{index}]", container[index], inner, assigned, before)
+    elif kind == "dict":
+        for key, inner in change[1]:
+            _list_assigned(f"{place}[{key!r}]", container.get(key, _MISSING), inner, assigned, before)
+
+
+def _is_nothing(value: object) -> bool:
+    return value is _MISSING or value is None or isinstance(value, bool)
+
+
+def _all_equal(values: Sequence[object]) -> bool:
+    first = values[0]
+    plain = bool | int | float | complex | str | bytes | None
+    return all(value is first or (isinstance(value, plain) and value == first) for value in values)

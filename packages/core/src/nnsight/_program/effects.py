@@ -16,6 +16,7 @@ import torch
 
 from nnsight._envoy import Envoy
 from nnsight._interleave.location import SIDES
+from nnsight._program.saves import save
 
 _SAFE_BUILTINS = frozenset(
     "abs all any bool bytes complex dict divmod enumerate filter float format frozenset getattr hasattr hash id int "
@@ -293,7 +294,7 @@ def _is_safe_function(value: object) -> bool:
     name = getattr(value, "__name__", "_")
     module = getattr(value, "__module__", None) or ""
     from_torch = isinstance(value, BuiltinFunctionType) or module.partition(".")[0] in {"torch", "math"}
-    return (from_torch and not name.endswith("_")) or value is torch.sum
+    return (from_torch and not name.endswith("_")) or value is torch.sum or value is save
 
 
 def _is_plain(value: object) -> bool:

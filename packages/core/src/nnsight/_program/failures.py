@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ast
 import builtins
+import importlib.util
 import os
 import sys
 import sysconfig
 from collections.abc import Callable
+from functools import lru_cache
 from types import FrameType, TracebackType
 from typing import Any
 
 from nnsight.errors import RequestFailedError
+from nnsight.plugins import registered_backends
 
 
 def describe_error(error: BaseException, codes: frozenset[str] = frozenset()) -> dict[str, Any]:
@@ -126,6 +129,20 @@ def _rebuild(data: dict[str, Any]) -> BaseException | None:
         return None
 
 
+@lru_cache(maxsize=1)
+def _backends() -> tuple[str, ...]:
+    """Return the folders of the backends' packages, wherever they are installed or checked out."""
+    folders = set()
+    for factory in registered_backends().values():
+        package = factory.partition(":")[0].partition(".")[0]
+        try:
+            found = importlib.util.find_spec(package)
+        except (ImportError, ValueError):
+            continue
+        folders |= {os.path.abspath(folder) + os.sep for folder in (found and found.submodule_search_locations) or ()}
+    return tuple(folders)
+
+
 _LIBRARIES = tuple(
     {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     | {os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep}
@@ -133,4 +150,4 @@ _LIBRARIES = tuple(
 
 
 def _is_library(filename: str) -> bool:
-    return filename.startswith((*_LIBRARIES, "<frozen")) or filename.endswith(("greenlet.py",))
+    return filename.startswith((*_LIBRARIES, *_backends(), "<frozen")) or filename.endswith(("greenlet.py",))

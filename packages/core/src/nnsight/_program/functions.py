@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import sys
 import sysconfig
 from dataclasses import astuple
@@ -11,7 +12,7 @@ from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from nnsight._capture import FunctionSource, compile_function, find_function
-from nnsight._program.saves import block_helpers
+from nnsight._program.saves import block_helpers, save, save_names
 from nnsight.errors import WireError
 from nnsight.plugins import load_object
 
@@ -46,6 +47,38 @@ def global_names(code: CodeType) -> set[str]:
     return names
 
 
+def global_values(function: FunctionType) -> dict[str, object]:
+    """Return what a function and the functions inside it may look up as globals, in the order of the names."""
+    own = function.__globals__
+    return {name: own[name] for name in sorted(global_names(function.__code__)) if name in own}
+
+
+def closure_values(function: FunctionType) -> dict[str, object]:
+    """Return the variables of the scopes around a function that it uses, as far as they are bound."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
+
+
+def reaches_save(value: object, seen: set[int] | None = None) -> bool:
+    """Tell whether something may be saved in a function, or in one that it refers to, so that it is compiled anew."""
+    seen = set() if seen is None else seen
+    if id(value) in seen:
+        return False
+    seen.add(id(value))
+    if isinstance(value, functools.partial):
+        return any(reaches_save(each, seen) for each in (value.func, *value.args, *value.keywords.values()))
+    if isinstance(value, MethodType):
+        return reaches_save(value.__func__, seen)
+    if type(value) is not FunctionType or is_installed(value):
+        return False
+    if "save" in global_names(value.__code__):
+        return True
+    used = [*global_values(value).values(), *closure_values(value).values(), *(value.__defaults__ or ())]
+    return any(each is save for each in used) or any(
+        reaches_save(each, seen) for each in [*used, *(value.__kwdefaults__ or {}).values()]
+    )
+
+
 class FunctionCodec:
     """Send an installed function by name, any other as its source with its closure, defaults and globals."""
 
@@ -61,13 +94,8 @@ class FunctionCodec:
         if is_installed(value):
             return ["name", value.__module__, value.__qualname__]
         code = value.__code__
-        free = {
-            name: cell.cell_contents
-            for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True)
-            if _is_filled(cell) and cell.cell_contents is not value
-        }
-        own = value.__globals__
-        names = {name: own[name] for name in sorted(global_names(code)) if name in own}
+        free = {name: other for name, other in closure_values(value).items() if other is not value}
+        names = global_values(value)
         recursive = sorted(name for name, other in names.items() if other is value)
         return [
             "source",
@@ -96,7 +124,7 @@ class FunctionCodec:
             **names,
             **block_helpers(),
         }
-        make = FunctionType(compile_function(source, tuple(free_names)), namespace)
+        make = FunctionType(compile_function(source, tuple(free_names), save_names({**names, **free})), namespace)
         function: Any = make(*[free.get(name) for name in free_names])
         function.__defaults__ = decoder.value(defaults_node)
         function.__kwdefaults__ = decoder.value(keywords_node)
@@ -105,19 +133,24 @@ class FunctionCodec:
 
 
 class MethodCodec:
-    """Send a bound method as its object and its name."""
+    """Send a bound method as its object and its name, and one in which something is saved with its source."""
 
     tag = "nnsight.method"
 
     def encode(self, value: object, encoder: Encoder) -> object:
         """Describe a method."""
         assert isinstance(value, MethodType)
-        return [encoder.node(value.__self__, "__self__"), value.__name__]
+        function = encoder.node(value.__func__, ".__func__") if reaches_save(value) else None
+        return [encoder.node(value.__self__, "__self__"), value.__name__, function]
 
     def decode(self, payload: Any, decoder: Decoder) -> object:
-        """Look the method up on its object."""
-        owner, name = payload
-        return getattr(decoder.value(owner), name)
+        """Look the method up on its object, or bind its function to it."""
+        owner_node, name, function_node = payload
+        owner = decoder.value(owner_node)
+        if function_node is None:
+            return getattr(owner, name)
+        function: Any = decoder.value(function_node)
+        return MethodType(function, owner)
 
 
 def _is_filled(cell: Any) -> bool:

@@ -12,7 +12,7 @@ from nnsight._capture import MISSING, BlockSource, block_names, compile_block, p
 from nnsight._interleave import BlockRun
 from nnsight._program.containers import difference, snapshot
 from nnsight._program.effects import Effects, summarize
-from nnsight._program.saves import SaveBook, block_helpers
+from nnsight._program.saves import SaveBook, block_helpers, save_names
 
 _HELPERS = tuple(block_helpers())
 
@@ -62,7 +62,9 @@ class Program:
             if value is not MISSING and value is not getattr(builtins, name, MISSING):
                 values[name] = value
         parameters = tuple(sorted(name for name in names.bound if name in values))
-        returned = tuple(sorted(name for name, value in values.items() if saved(value)))
+        # A container of several names changes once.
+        first = {id(value): name for name, value in sorted(values.items(), reverse=True) if saved(value)}
+        returned = tuple(sorted(first.values()))
         return cls(source, parameters, values, returned, summarize(statements, values, value_names))
 
     @classmethod
@@ -115,12 +117,17 @@ def run_source(
     """
     namespace: dict[str, Any] = {"__builtins__": builtins, "__name__": "__nnsight_block__"}
     namespace.update({name: value for name, value in values.items() if name not in parameters})
-    function = FunctionType(compile_block(source, (*parameters, *_HELPERS)), namespace)
+    function = FunctionType(compile_block(source, (*parameters, *_HELPERS), save_names(values)), namespace)
     variables: Mapping[str, object] = {}
     try:
         variables = function(*[values[name] for name in parameters], *block_helpers().values())
     except BaseException as error:
         variables = variables_of(error, function)
+        if isinstance(error, AttributeError) and error.name == "save":
+            error.add_note(
+                "`.save()` on any value works in the block and in functions that it names, not in methods of objects "
+                "and in installed packages: write nnsight.save(value) there"
+            )
         raise
     finally:
         found = {**values, **variables}
@@ -147,7 +154,8 @@ def run_in_place(source: BlockSource, frame: FrameType, entered: Callable[[CodeT
     }
     at_top = frame.f_locals is frame.f_globals
     parameters = tuple(sorted(names.bound & set(known) if at_top else known))
-    function = FunctionType(compile_block(source, (*parameters, *_HELPERS)), frame.f_globals)
+    seen = {name: value for name in names.loaded if (value := visible_value(frame, name)) is not MISSING}
+    function = FunctionType(compile_block(source, (*parameters, *_HELPERS), save_names(seen)), frame.f_globals)
     entered(function.__code__)
     variables: dict[str, object] = function(*[known[name] for name in parameters], *block_helpers().values())
     return {name: variables[name] for name in names.bound if name in variables}

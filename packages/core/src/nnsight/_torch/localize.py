@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from types import CodeType, FunctionType
+import functools
+from types import FunctionType, MethodType
 from typing import Any
 
 from nnsight._capture import compile_function, find_function
-from nnsight._program import block_helpers, is_installed
+from nnsight._program import block_helpers, closure_values, global_values, reaches_save, save_names
 from nnsight._trace.block_tracer import BlockTracer
 from nnsight._trace.model import TracedModel
 from nnsight._trace.tracer import Invoker, Tracer
 from nnsight.errors import SourceNotFoundError
 
 
-def localize(value: Any, seen: dict[int, Any] | None = None) -> Any:
+def localize(value: Any, seen: dict[Any, Any]) -> Any:
     """Copy containers, so that an append of one block never shows in another's, and stand in for models and tracers.
 
-    Functions that were not installed are compiled anew, so that `x.save()` works in them as it does in the block.
+    Functions in which something is saved, by themselves or by a function that they call, are compiled anew, so that
+    `x.save()` works in them as it does in the block. They are given copies of what they refer to, as in an engine.
+
+    Args:
+        value: A value that a block names.
+        seen: What became of the values before it, by identity; the same for all values of one block.
     """
-    seen = {} if seen is None else seen
     if id(value) in seen:
         return seen[id(value)]
     kind = type(value)
@@ -31,32 +36,44 @@ def localize(value: Any, seen: dict[int, Any] | None = None) -> Any:
         copied.update({key: localize(item, seen) for key, item in value.items()})
         return copied
     if kind is set:
-        return set(value)
+        return seen.setdefault(id(value), set(value))
     if kind is tuple:
         return tuple(localize(item, seen) for item in value)
     if isinstance(value, TracedModel):
         return value.envoy
     if isinstance(value, Tracer | Invoker):
         return BlockTracer()
-    if kind is FunctionType and not is_installed(value) and _mentions_save(value.__code__):
-        return _recompiled(value)
+    if kind is functools.partial and reaches_save(value):
+        own = functools.partial(
+            localize(value.func, seen), *localize(value.args, seen), **localize(value.keywords, seen)
+        )
+        vars(own).update(vars(value))
+        return own
+    if kind is MethodType and reaches_save(value):
+        return MethodType(localize(value.__func__, seen), value.__self__)
+    if kind is FunctionType and reaches_save(value):
+        return _recompiled(value, seen)
     return value
 
 
-def _mentions_save(code: CodeType) -> bool:
-    return "save" in code.co_names or any(_mentions_save(c) for c in code.co_consts if isinstance(c, CodeType))
-
-
-def _recompiled(function: FunctionType) -> FunctionType:
+def _recompiled(function: FunctionType, seen: dict[Any, Any]) -> FunctionType:
     try:
         source = find_function(function)
     except SourceNotFoundError:
         return function
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    namespace = {**function.__globals__, **block_helpers()}
-    make = FunctionType(compile_function(source, tuple(cells)), namespace)
-    code = make(*[None] * len(cells)).__code__
-    closure = tuple(cells[name] for name in code.co_freevars)
-    again = FunctionType(code, namespace, function.__name__, function.__defaults__, closure)
-    again.__kwdefaults__ = function.__kwdefaults__
-    return again
+    names, free = global_values(function), closure_values(function)
+    # Functions of one module share their globals, so that they find each other's copies.
+    namespace = seen.setdefault(("globals", id(function.__globals__)), {**function.__globals__, **block_helpers()})
+    free_names = function.__code__.co_freevars
+    make = FunctionType(compile_function(source, free_names, save_names({**names, **free})), namespace)
+    own: FunctionType = make(*[None] * len(free_names))
+    seen[id(function)] = own
+    for name, cell in zip(own.__code__.co_freevars, own.__closure__ or (), strict=True):
+        if name in free and free[name] is not function:
+            cell.cell_contents = localize(free[name], seen)
+    namespace.update({name: localize(value, seen) for name, value in names.items()})
+    own.__defaults__ = localize(function.__defaults__, seen)
+    own.__kwdefaults__ = localize(function.__kwdefaults__, seen)
+    own.__qualname__ = function.__qualname__
+    vars(own).update(vars(function))
+    return own

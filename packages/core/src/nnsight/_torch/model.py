@@ -87,7 +87,8 @@ class NNsight(TracedModel):
             return [self._run_one(request) for request in requests]
 
     def _run_one(self, request: Request) -> Outcome:
-        values = {name: localize(value) for name, value in request.program.values.items()}
+        seen: dict[object, object] = {}
+        values = {name: localize(value, seen) for name, value in request.program.values.items()}
         run = request.program.start(
             values, grad=torch.is_grad_enabled(), inference=torch.is_inference_mode_enabled(), read_only=False
         )

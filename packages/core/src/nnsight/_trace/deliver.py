@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from nnsight._capture import write_back
-from nnsight._program.containers import apply
-from nnsight.errors import LoopEndedEarlyWarning, RequestFailedError
+from nnsight._program.containers import apply, conflicts
+from nnsight.errors import ConflictingChangesWarning, LoopEndedEarlyWarning, NNsightWarning, RequestFailedError
 
 if TYPE_CHECKING:
     from nnsight._program import SaveBook
@@ -61,16 +61,16 @@ def deliver(
     """
     named = _gather([outcome.named for outcome in outcomes])
     unnamed = _gather([outcome.unnamed for outcome in outcomes])
-    for request, outcome in zip(requests, outcomes, strict=True):
-        for name, change in outcome.changes.items():
-            _change(request.program.values[name], change)
+    conflicting = _change_containers(requests, outcomes)
     own, _ = book.collect(bound)
     saves = {**unnamed, **own, **named}
     if frame is not None:
         binding = [outcome.named for request, outcome in zip(requests, outcomes, strict=True) if request.binds]
         write_back(frame, {**bound, **_gather(binding)})
     if place is not None:
-        _warn(place, outcomes)
+        early = dict.fromkeys(text for outcome in outcomes for text in outcome.receipt.early_loops)
+        _warn(place, early, LoopEndedEarlyWarning)
+        _warn(place, conflicting, ConflictingChangesWarning)
     return saves
 
 
@@ -83,6 +83,25 @@ def _gather(parts: Sequence[dict[str, object]]) -> dict[str, object]:
     return {name: values[0] if len(values) == 1 else values for name, values in found.items()}
 
 
+def _change_containers(requests: Sequence[Request], outcomes: Sequence[Outcome]) -> list[str]:
+    """Change the containers that were saved outside the blocks, and say what several blocks assigned."""
+    changes: dict[int, tuple[str, Any, list[list[Any]]]] = {}
+    for request, outcome in zip(requests, outcomes, strict=True):
+        for name, change in outcome.changes.items():
+            container = request.program.values[name]
+            changes.setdefault(id(container), (name, container, []))[2].append(change)
+    messages = []
+    for name, container, of_blocks in changes.values():
+        for place, count in conflicts(name, container, of_blocks).items():
+            messages.append(
+                f"{count} invokes assigned {place}, and only the last assignment is left: each invoke is given its own "
+                "copy of what it uses; give each a place of its own, or append, and join the values after the trace"
+            )
+        for change in of_blocks:
+            _change(container, change)
+    return messages
+
+
 def _change(container: Any, change: list[Any]) -> None:
     """Change a container where it is, since others hold it too."""
     changed = apply(container, change)
@@ -91,12 +110,9 @@ def _change(container: Any, change: list[Any]) -> None:
         container.update(changed)
 
 
-def _warn(place: Place, outcomes: Sequence[Outcome]) -> None:
-    messages = dict.fromkeys(text for outcome in outcomes for text in outcome.receipt.early_loops)
+def _warn(place: Place, messages: Iterable[str], category: type[NNsightWarning]) -> None:
     for text in messages:
-        warnings.warn_explicit(
-            text, LoopEndedEarlyWarning, filename=place.filename, lineno=place.line, module=place.module
-        )
+        warnings.warn_explicit(text, category, filename=place.filename, lineno=place.line, module=place.module)
 
 
 def raise_first(outcomes: Sequence[Outcome], saves: dict[str, object]) -> None:

@@ -141,8 +141,8 @@ class TracedModel(ABC):
         """Count as true."""
         return True
 
-    def __iter__(self) -> Iterator[Envoy]:
-        """Iterate over the modules of a model that is a sequence of modules."""
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over the modules of a model that is a sequence of modules, or over the names in a module dict."""
         return iter(self.envoy)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -6,12 +6,14 @@ that returns a `Subject`.
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
+import nnsight
 from nnsight.errors import (
     BlockEscapeError,
     LoopEndedEarlyWarning,
@@ -191,6 +193,82 @@ class BackendConformance:
         with model.trace(*subject.prompts[0], **subject.keywords(1)) as tracer:
             model.get(layer).output.save()
         assert list(tracer.saves) == ["model.get(layer).output"]
+
+    def test_a_saved_value_comes_home_under_its_name_whatever_the_name_is_bound_to_later(
+        self, subject: Subject
+    ) -> None:
+        model, stream, layer = subject.model, subject.stream, subject.layers[0]
+        with model.trace(*subject.prompts[0], **subject.keywords(1)):
+            states = stream(model.get(layer).output).save()
+            copy = (states * 1).save()
+            states = states * 2
+            number = (3).save()
+            number = number + 1
+            first = (states * 1).save()
+            first = (states * 3).save()
+        assert torch.equal(states, copy)
+        assert number == 3
+        assert torch.equal(first, copy * 6)
+
+    def test_what_is_added_to_a_saved_variable_comes_home(self, subject: Subject) -> None:
+        model, stream, layer = subject.model, subject.stream, subject.layers[0]
+        with model.trace(*subject.prompts[0], **subject.keywords(STEPS)) as tracer:
+            total = torch.zeros(subject.hidden_size).save()
+            count = (0).save()
+            words = [].save()
+            text = "".save()
+            for step in tracer.iter[:STEPS]:
+                total += stream(model.get(layer).output)[-1]
+                count += 1
+                words += [step]
+                text += str(step)
+                last = step.save()
+        assert (count, words, text, last) == (STEPS, list(range(STEPS)), "0123"[:STEPS], STEPS - 1)
+        assert total.abs().sum() > 0
+
+    def test_saves_of_helpers_come_home_under_the_name_that_the_block_gives_them(self, subject: Subject) -> None:
+        model, stream, layer = subject.model, subject.stream, subject.layers[0]
+        keep = nnsight.save
+
+        def size(states: torch.Tensor) -> Any:
+            return len(states).save()
+
+        def through(states: torch.Tensor) -> Any:
+            return size(states)
+
+        def described(states: torch.Tensor) -> tuple[int, ...]:
+            shape = tuple(states.shape)
+            width = shape[-1].save()  # noqa: F841 - comes home under its name here
+            keep(shape)
+            return shape
+
+        def countdown(number: int) -> Any:
+            if number:
+                return countdown(number - 1)
+            return number.save()
+
+        def doubled(states: torch.Tensor, by: int = 2) -> Any:
+            return (states * by).save()
+
+        with model.trace(*subject.prompts[0], **subject.keywords(1)) as tracer:
+            states = stream(model.get(layer).output)
+            direct = size(states)
+            passed = through(states)
+            shape = described(states)
+            zero = countdown(3)
+            twice = functools.partial(doubled, by=2)(states)
+            other = size(states) + 0
+            unsaved = len(states)  # noqa: F841 - equal to what was saved, and not saved
+            kept = keep(len(states))
+        length = subject.lengths[0]
+        assert (direct, passed, zero, kept) == (length, length, 0, length)
+        assert shape == (length, subject.hidden_size)
+        assert twice.shape == shape
+        names = {"direct", "passed", "zero", "kept", "shape", "twice", "width", "len(states)"}
+        assert set(tracer.saves) == names
+        assert tracer.saves["len(states)"] == length
+        with pytest.raises(NameError):
+            other  # a sum is not what the helper saved
 
     def test_statements_of_the_language_work_inside_a_block(self, subject: Subject) -> None:
         model, layer = subject.model, subject.layers[0]
