@@ -122,6 +122,26 @@ def _compile_block(source: BlockSource, parameters: tuple[str, ...]) -> CodeType
 @functools.lru_cache(maxsize=512)
 def _compile_function(source: FunctionSource, free_names: tuple[str, ...]) -> CodeType:
     node = parse_function(source)
+    if isinstance(node, ast.Lambda):
+        rewrite_saves([ast.copy_location(ast.Expr(node), node)], own_scope=False)
+    else:
+        node.body = rewrite_saves(node.body, own_scope=False)
+    return compile_definition(node, source, free_names)
+
+
+def compile_definition(
+    node: ast.FunctionDef | ast.Lambda, source: FunctionSource, free_names: Sequence[str]
+) -> CodeType:
+    """Compile the syntax tree of a function to the code of a wrapper that makes it. See `compile_function`.
+
+    Args:
+        node: The function, which is changed.
+        source: What it was parsed from.
+        free_names: The names of its free variables, in the order of the wrapper's arguments.
+
+    Raises:
+        CaptureError: The function needs the code around it.
+    """
     if source.class_name:
         mangle_names([node], source.class_name)
     arguments = node.args
@@ -132,14 +152,13 @@ def _compile_function(source: FunctionSource, free_names: tuple[str, ...]) -> Co
     ]
     body: list[ast.stmt] = []
     if isinstance(node, ast.Lambda):
-        [expression] = rewrite_saves([ast.copy_location(ast.Expr(node), node)], own_scope=False)
-        made: ast.expr = expression.value if isinstance(expression, ast.Expr) else node
+        made: ast.expr = node
     else:
         node.decorator_list, node.returns = [], None
         for argument in ast.walk(arguments):
             if isinstance(argument, ast.arg):
                 argument.annotation = None
-        body = rewrite_saves([node], own_scope=False)
+        body = [node]
         made = ast.Name(node.name, ast.Load())
         _place([made], node.lineno, node.col_offset)
     finish = ast.Return(made)

@@ -22,6 +22,7 @@ from nnsight._interleave.scope import Scope, map_tensors, merge, same_tensors
 from nnsight.errors import OutOfOrderError, OutsideTraceError, ReadOnlyError
 
 MISSING: Final = object()
+UNSEEN: Final = object()
 RESULT: Final = Location("tracer.result", "value")
 
 # A block that answers every refused wait with another wait is ended after so many.
@@ -59,6 +60,7 @@ class BlockRun:
         receipt: What was served and changed.
         saves: Where the block's saves are marked.
         named: What the block saved, by variable; complete when it is over.
+        looks_into: Tells for the last name of a module's path whether the program may ask for ops of it, or None.
         unnamed: What it saved under no variable, by label.
         changes: How it changed containers that were saved outside it.
     """
@@ -98,6 +100,9 @@ class BlockRun:
         self._greenlet = _BlockGreenlet(self._main)
         self._greenlet.run_state = self
         self._writes_only = False
+        self._was_read = False
+        self._in_place: object = None
+        self.looks_into: Callable[[str], bool] | None = None
         self._current: Location | None = None
         self._own: object = None
         self._live: object = None
@@ -111,13 +116,18 @@ class BlockRun:
     # What the block calls -----------------------------------------------------------------------------------------
 
     def read(self, location: Location) -> object:
-        """Wait for `location` and return the block's own copy of it."""
-        if location is self._current:
+        """Wait for `location` and return the block's own copy of it.
+
+        A location that may be reached several times in one call of its module is waited for anew by each read.
+        """
+        if location is self._current and not (location.repeats and self._was_read):
             if self._own is MISSING:
                 self._hand_out()
+            self._was_read = True
             return self._own if self._replacement is MISSING else self._replacement
         self._writes_only = False
         self._park(location)
+        self._was_read = True
         return self._own
 
     def write(self, location: Location, value: object) -> None:
@@ -134,6 +144,19 @@ class BlockRun:
             raise self._read_only_error(location)
         merge(self._live, value, self._check_fit, location.name, self._value_scope.fill)
         self._replacement = value
+
+    def skip(self, location: Location, value: object) -> None:
+        """Put `value` in the place of the call at `location`, which has not begun.
+
+        Raises:
+            MismatchedValueError: The value does not fit what the call returns.
+            OutOfOrderError: The model has passed the call.
+        """
+        if self._read_only:
+            raise self._read_only_error(location)
+        self._writes_only = True
+        self._in_place = value
+        self._park(location)
 
     def wait_for_step(self, step: int) -> bool:
         """Wait for the beginning of a step; return whether it came before the request ended."""
@@ -194,6 +217,7 @@ class BlockRun:
         self._own = MISSING
         self._value_scope = scope
         self._replacement = MISSING
+        self._was_read = False
         self._handed.clear()
         self._switch(hand_out=not self._writes_only)
         replacement = self._replacement
@@ -206,6 +230,35 @@ class BlockRun:
             replacement = self._edited
         self._watch(location)
         return self._land(location, live, replacement, scope)
+
+    def serve_skip(self, live: object, scope: Scope) -> object:
+        """Land the value that the block put in the place of a call, and let it run to its next wait.
+
+        Args:
+            live: What the call returns, or would return; `UNSEEN` where anything goes.
+            scope: The part of it that belongs to the request.
+
+        Returns:
+            What the model goes on with, or `MISSING` where the value did not fit.
+        """
+        location = self.wait
+        assert type(location) is Location
+        value, self._in_place = self._in_place, None
+        where = location.name
+        visits, edits = self.receipt.visits, self.receipt.edits
+        visits[where] = visits.get(where, 0) + 1
+        self._last = location
+        try:
+            if live is UNSEEN:
+                landed = map_tensors(value, torch.Tensor.clone)
+            else:
+                landed = merge(live, value, lambda one, other: scope.put(one, other, where), where, scope.fill)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to this request alone
+            self.fail(error)
+            return MISSING
+        edits[where] = edits.get(where, 0) + 1
+        self._switch()
+        return landed
 
     def end_step(self) -> None:
         """Refuse what the block still waits for in the step that is over."""

@@ -148,6 +148,7 @@ class _Forward:
             self._interleaver.end_step()
             return output
 
+        step.__wrapped__ = forward  # type: ignore[attr-defined]
         return step
 
     def _abandon_if_over(self, run: BlockRun) -> None:

@@ -22,13 +22,15 @@ from nnsight.errors import (
     UntransferableValueError,
 )
 
+from nnsight.testing.source_conformance import ProcessSourceConformance, SourceConformance
+
 if TYPE_CHECKING:
     from nnsight.testing.subject import Subject
 
 STEPS = 4
 
 
-class BackendConformance:
+class BackendConformance(SourceConformance):
     """Each test is one promise to the user, named after it."""
 
     # Reading ------------------------------------------------------------------------------------------------------
@@ -441,7 +443,7 @@ class BackendConformance:
         assert receipt.edits == {f"{layers[0]}.output": 3}
 
 
-class ProcessConformance(BackendConformance):
+class ProcessConformance(BackendConformance, ProcessSourceConformance):
     """What holds besides where blocks run in another process."""
 
     def test_a_value_that_cannot_travel_is_refused_with_its_name(self, subject: Subject) -> None:
