@@ -90,7 +90,7 @@ class Interleaver:
         for run in self.due(passage.inputs):
             scope = passage.scope(self._scopes[run])
             served: list[object] = []
-            while run in passage.inputs and run.wait not in served:
+            while run in passage.inputs and run.wait not in served and self._concerns(run):
                 passage.inputs.remove(run)
                 wait = run.wait
                 assert type(wait) is Location
@@ -148,15 +148,14 @@ class Interleaver:
 
     def due(self, runs: list[BlockRun]) -> list[BlockRun]:
         """Return those of the blocks waiting at a module, or in it, whom this call of it concerns."""
-        due = []
-        for run in runs:
-            wait = run.wait
-            assert type(wait) is Location
-            # A module shared by several parents is served where the parent that the block named is calling it.
-            gate, inner = self._gates[wait.path]
-            if gate is None or (gate.depth and not any(site.depth for site in inner)):
-                due.append(run)
-        return due
+        return [run for run in runs if self._concerns(run)]
+
+    def _concerns(self, run: BlockRun) -> bool:
+        wait = run.wait
+        assert type(wait) is Location
+        # A module shared by several parents is served where the parent that the block named is calling it.
+        gate, inner = self._gates[wait.path]
+        return gate is None or (gate.depth > 0 and not any(site.depth for site in inner))
 
     def enlist(self, run: BlockRun) -> None:
         """Note what a block waits for now that it has had its turn."""

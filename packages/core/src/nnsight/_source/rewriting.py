@@ -114,11 +114,11 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         text, line = ast.unparse(node), node.func.end_lineno or node.lineno
-        function = copy.deepcopy(node.func) if is_plain(node.func) else None
+        base, function = call_name(node), copy.deepcopy(node.func) if is_plain(node.func) else None
         self.generic_visit(node)
         if is_frame_call(node):
             return node
-        slot = self._op(call_name(node), node, line, text, function)
+        slot = self._op(base, node, line, text, function)
         return ast.copy_location(ast.Call(slot, [node.func, *node.args], node.keywords), node)
 
     def _value(self, value: ast.expr, base: str, line: int) -> ast.expr:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from nnsight._capture import find_function, parse_function
-from nnsight.errors import CaptureError, SourceNotFoundError, UnknownLocationError, UnsupportedFeatureError
+from nnsight.errors import CaptureError, SourceNotFoundError, UnsupportedFeatureError
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,8 @@ def running_function(called: object, what: str) -> RunningFunction:
         what: What it is, for messages.
 
     Raises:
-        SourceNotFoundError: It is not written in Python, or a decorator hides what is.
+        SourceNotFoundError: It is not written in Python, a decorator hides what is, or the module has no forward.
         UnsupportedFeatureError: It is compiled.
-        UnknownLocationError: It is the forward of a module that has none.
     """
     if isinstance(called, nn.Module):
         raise UnsupportedFeatureError(
@@ -82,7 +81,7 @@ def running_function(called: object, what: str) -> RunningFunction:
 def _method(method: MethodType, what: str) -> RunningFunction:
     owner = method.__self__
     if method.__name__ == "_forward_unimplemented":
-        raise UnknownLocationError(f"{what} is a {type(owner).__name__}, which has no forward: it is never called")
+        raise SourceNotFoundError(f"{what} is a {type(owner).__name__}, which has no forward: it is never called")
     inner = running_function(method.__func__, what)
     next_name = _handed_on_to(inner.function)
     if next_name is None or getattr(owner, next_name, None) is None:
