@@ -20,7 +20,14 @@ Greedy = Callable[[int], dict[str, Any]]
 def test_the_source_of_a_forward_is_vllms_own_and_needs_no_engine(engine: Any) -> None:
     listing = str(engine.model.layers[1].self_attn.source)
     assert "model.layers.1.self_attn.source: Qwen3Attention.forward" in listing
-    for name in ("self_qkv_proj_0", "qkv_split_0", "self_q_norm_0", "self_rotary_emb_0", "self_attn_0", "self_o_proj_0"):
+    for name in (
+        "self_qkv_proj_0",
+        "qkv_split_0",
+        "self_q_norm_0",
+        "self_rotary_emb_0",
+        "self_attn_0",
+        "self_o_proj_0",
+    ):
         assert f"\n{name} " in listing
 
 
@@ -70,7 +77,7 @@ def test_an_unknown_op_is_refused_in_the_callers_process_before_an_engine_starts
 
     model = VLLM(str(tiny_qwen3), dtype="float32")
     with pytest.raises(UnknownLocationError, match=r"no op 'qkv_splits_0'.*nearest: qkv_split_0"):
-        model.model.layers[0].self_attn.source.qkv_splits_0  # noqa: B018
+        model.model.layers[0].self_attn.source.qkv_splits_0
     assert not model.dispatched
 
 

@@ -21,7 +21,17 @@ from nnsight.errors import (
     UnsupportedFeatureError,
 )
 from tests.source import forwards
-from tests.source.forwards import SIZE, Choosing, Decorated, Dispatching, Flexible, Inheriting, Looping, Seeing, Wrapping
+from tests.source.forwards import (
+    SIZE,
+    Choosing,
+    Decorated,
+    Dispatching,
+    Flexible,
+    Inheriting,
+    Looping,
+    Seeing,
+    Wrapping,
+)
 
 
 @pytest.fixture
@@ -183,7 +193,7 @@ def test_a_function_that_is_chosen_at_run_time_is_looked_into_there(x: torch.Ten
     with model.trace(x):
         inside = model.source.function_1.source.torch_relu_0.output.save()
     assert torch.equal(inside, torch.relu(x * 2))
-    with pytest.raises(UnknownLocationError, match="double has no op 'no_0'.*torch_relu_0"), model.trace(x):
+    with pytest.raises(UnknownLocationError, match=r"double has no op 'no_0'.*torch_relu_0"), model.trace(x):
         model.source.function_1.source.no_0.output
     model._module.choice = "tanh"
     with pytest.raises(SourceNotFoundError, match="C or C"), model.trace(x):
@@ -275,6 +285,12 @@ def test_gradients_flow_through_ops(x: torch.Tensor) -> None:
 def test_generators_are_refused() -> None:
     with pytest.raises(UnsupportedFeatureError, match="generator"):
         NNsight(forwards.Generating()).source
+
+
+def test_a_function_without_python_source_is_refused_by_name() -> None:
+    source = NNsight(Decorated()).source.double_0.source
+    with pytest.raises(SourceNotFoundError, match=r"source\.torch_relu_0 calls relu, which is implemented in C"):
+        source.torch_relu_0.source
 
 
 def test_a_container_that_is_never_called_is_refused() -> None:

@@ -22,9 +22,9 @@ class Envoy:
 
     `envoy.output`, `envoy.input` and `envoy.inputs` wait for the module's next call and return the block's own copy of
     the value; assigning one replaces it in the model. `envoy.skip(value)` puts a value in the place of the call, and
-    `envoy.source` leads to the calls and assignments inside the module's forward. Everything else is looked up on the module: children come back
-    as envoys, other attributes as they are. A child whose name an envoy has itself (such as `output`) is reached with
-    `model.get("path.to.output")`.
+    `envoy.source` leads to the calls and assignments inside the module's forward. Everything else is looked up on the
+    module: children come back as envoys, other attributes as they are. A child whose name an envoy has itself (such as
+    `output`) is reached with `model.get("path.to.output")`.
     """
 
     __slots__ = ("_children", "_locations", "_module", "_path", "_source", "_tree")

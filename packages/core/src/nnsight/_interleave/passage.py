@@ -12,8 +12,6 @@ from threading import get_ident
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
-from nnsight._interleave.location import Location
-from nnsight._interleave.scope import Scope
 from nnsight._interleave.skips import Seen, run_with_skips
 from nnsight._source import Op, forward_of, rewrite, running_function, with_ops
 from nnsight.errors import NNsightError, UnknownLocationError
@@ -22,7 +20,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from nnsight._interleave.interleaver import Interleaver
+    from nnsight._interleave.location import Location
     from nnsight._interleave.run import BlockRun
+    from nnsight._interleave.scope import Scope
 
 
 class Passage:
@@ -154,7 +154,7 @@ class Site(Passage):
         super().__init__(hub, path, path or "the model")
         self._module = module
         self._prior: Callable[..., object] | None = None
-        self._known: tuple[Callable[..., object], Body | None] | None = None
+        self._known: tuple[Callable[..., object] | None, Body | None] = (None, None)
         self.nnsight_original: Callable[..., object] = forward_of(module)
         self.armed = False
         self.depth = 0
@@ -196,15 +196,12 @@ class Site(Passage):
             self.depth -= 1
 
     def _body(self, original: Callable[..., object]) -> Body | None:
-        known = self._known
+        known, body = self._known
         # Methods are made anew whenever they are looked up.
-        if known is not None and (
-            known[0] is original or (isinstance(original, MethodType) and known[0] == original)
-        ):
-            if known[1] is not None or not self.within:
-                return known[1]
-        body = super()._body(original)
-        self._known = (original, body)
+        same = known is original or (isinstance(original, MethodType) and known == original)
+        if not same or (body is None and self.within):
+            body = super()._body(original)
+            self._known = (original, body)
         return body
 
 

@@ -7,7 +7,6 @@ computed yet; then it waits, and the model runs on until it reaches that value.
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,11 +14,13 @@ from typing import Any, Final
 import torch
 from greenlet import getcurrent, greenlet
 
+from nnsight._interleave.late_edits import LateEdits
 from nnsight._interleave.location import Location
 from nnsight._interleave.modes import BlockModes
 from nnsight._interleave.receipt import Receipt
+from nnsight._interleave.refusals import never_served, out_of_order, read_only
 from nnsight._interleave.scope import Scope, map_tensors, merge, same_tensors
-from nnsight.errors import OutOfOrderError, OutsideTraceError, ReadOnlyError
+from nnsight.errors import OutOfOrderError, OutsideTraceError
 
 MISSING: Final = object()
 UNSEEN: Final = object()
@@ -110,7 +111,7 @@ class BlockRun:
         self._edited: object = None
         self._value_scope: Any = None
         self._handed: list[tuple[torch.Tensor, int]] = []
-        self._late: list[tuple[weakref.ref[torch.Tensor], int, Location]] = []
+        self._late = LateEdits()
         self._last: Location | None = None
 
     # What the block calls -----------------------------------------------------------------------------------------
@@ -141,7 +142,7 @@ class BlockRun:
             self._writes_only = True
             self._park(location)
         if self._read_only:
-            raise self._read_only_error(location)
+            raise read_only(location)
         merge(self._live, value, self._check_fit, location.name, self._value_scope.fill)
         self._replacement = value
 
@@ -153,7 +154,7 @@ class BlockRun:
             OutOfOrderError: The model has passed the call.
         """
         if self._read_only:
-            raise self._read_only_error(location)
+            raise read_only(location)
         self._writes_only = True
         self._in_place = value
         self._park(location)
@@ -265,7 +266,7 @@ class BlockRun:
         for _ in range(_MAX_REFUSALS):
             if self.finished or type(self.wait) is not Location or self.wait is RESULT:
                 return
-            self._switch(throw=self._out_of_order(self.wait))
+            self._switch(throw=out_of_order(self.wait, self._last, self.step))
         self._give_up()
 
     def end(self) -> None:
@@ -275,7 +276,7 @@ class BlockRun:
             if self.finished or self.wait is RESULT:
                 return
             if type(self.wait) is Location:
-                self._switch(throw=self._out_of_order(self.wait))
+                self._switch(throw=out_of_order(self.wait, self._last, self.step))
             else:
                 self._switch()
         self._give_up()
@@ -283,10 +284,7 @@ class BlockRun:
     def _give_up(self) -> None:
         self.close()
         if self.error is None:
-            self.error = OutOfOrderError(
-                f"the block went on to ask for values that step {self.step} does not reach, {_MAX_REFUSALS} times in a "
-                "row; ask only for what the model computes"
-            )
+            self.error = never_served(_MAX_REFUSALS, self.step)
 
     def give_result(self, result: object) -> None:
         """Hand the finished output to a block that waits for it."""
@@ -319,17 +317,7 @@ class BlockRun:
 
     def count_late_edits(self) -> None:
         """Warn of tensors that were changed in place after the model had moved on."""
-        late: dict[str, int] = {}
-        for reference, version, location in self._late:
-            tensor = reference()
-            if tensor is not None and tensor._version != version:
-                late[str(location)] = late.get(str(location), 0) + 1
-        self._late.clear()
-        for where, count in late.items():
-            self.receipt.warnings.append(
-                f"{where} was changed in place {count} time(s) after the model had moved on: "
-                "only the block's own copy changed"
-            )
+        self.receipt.warnings += self._late.warnings()
 
     # The turns ----------------------------------------------------------------------------------------------------
 
@@ -393,7 +381,7 @@ class BlockRun:
         where = location.name
         try:
             if self._read_only:
-                raise self._read_only_error(location)
+                raise read_only(location)
             landed = merge(live, value, lambda one, other: scope.put(one, other, where), where, scope.fill)
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to this request alone
             self.fail(error)
@@ -406,28 +394,12 @@ class BlockRun:
         if self._read_only:
             # Its source shows no edit, so there is no late one to warn of.
             return
-        late = self._late
-        for tensor, _ in self._handed:
-            late.append((weakref.ref(tensor), tensor._version, location))
+        self._late.watch([tensor for tensor, _ in self._handed], location)
         self._handed.clear()
 
     def _check_fit(self, live: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
         self._value_scope.check(live, own, str(self._current))
         return own
-
-    def _read_only_error(self, location: Location) -> ReadOnlyError:
-        return ReadOnlyError(
-            f"the program changed {location}, but it was sent as read-only because its source shows no write there; "
-            "write `envoy.output[...] = value` or assign the value, so that the edit can be seen in the source"
-        )
-
-    def _out_of_order(self, wait: Location) -> OutOfOrderError:
-        after = f"after {self._last}" if self._last is not None else "after the block began"
-        return OutOfOrderError(
-            f"{wait} was asked for {after}, but step {self.step} ended without reaching it: the model had passed it "
-            "already, or does not compute it in this step; read values in the order in which the model computes them, "
-            "and keep what you need again in a variable"
-        )
 
 
 def current_run() -> BlockRun:

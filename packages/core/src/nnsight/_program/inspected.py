@@ -68,7 +68,9 @@ def check_ops(statements: Sequence[ast.stmt], values: Mapping[str, object]) -> N
 
 def _constant(statements: Sequence[ast.stmt], values: Mapping[str, object]) -> dict[str, object]:
     """Return the names that mean the same all through the block."""
-    bound = {node.id for node in _nodes(statements) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    bound = {
+        node.id for node in _nodes(statements) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+    }
     bound |= {node.arg for node in _nodes(statements) if isinstance(node, ast.arg)}
     return {name: value for name, value in values.items() if name not in bound}
 

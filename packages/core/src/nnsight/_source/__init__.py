@@ -1,7 +1,7 @@
 """Looking inside a function: which calls and assignments it is made of, and the same function with a point at each.
 
-A function is found behind its decorators (`running_function`), its syntax tree is rewritten once so that every op passes
-through a callable of ours (`rewrite`), and the copy stands in for the original where somebody waits for an op
+A function is found behind its decorators (`running_function`), its syntax tree is rewritten once so that every op
+passes through a callable of ours (`rewrite`), and the copy stands in for the original where somebody waits for an op
 (`with_ops`). The function itself is never changed.
 """
 

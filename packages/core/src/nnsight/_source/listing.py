@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from nnsight._capture import FunctionSource
-from nnsight._source.naming import Op
+if TYPE_CHECKING:
+    from nnsight._capture import FunctionSource
+    from nnsight._source.naming import Op
 
 _CONTEXT_LINES = 3
 

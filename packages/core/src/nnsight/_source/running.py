@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import CellType, FunctionType, MethodType
 from typing import Any
@@ -101,40 +101,39 @@ def _method(method: MethodType, what: str) -> RunningFunction:
 
 def _decorated(called: Any, wrapped: Any, what: str) -> RunningFunction:
     inner = running_function(wrapped, what)
-    if isinstance(called, FunctionType):
-        for name, cell in zip(called.__code__.co_freevars, called.__closure__ or (), strict=True):
-            if _holds(cell, wrapped):
-                held = name
-                return RunningFunction(
-                    inner.function, inner.owner, lambda other: _with_cell(called, held, inner.replaced(other))
-                )
+    cell = _cell_with(called, wrapped) if isinstance(called, FunctionType) else None
+    if cell is not None:
+        return RunningFunction(
+            inner.function, inner.owner, lambda other: _with_cell(called, cell, inner.replaced(other))
+        )
     # Such as what `accelerate` does to a module that it moves: the original is kept as an attribute of the module.
-    owner = inner.owner
-    attributes: Mapping[str, Any] = getattr(owner, "__dict__", {})
-    for name, value in attributes.items():
-        if _same(value, wrapped):
-            kept = name
-            return RunningFunction(
-                inner.function, owner, lambda other: _with_attribute(called, attributes, kept, inner.replaced(other))
-            )
+    attributes: dict[str, Any] = getattr(inner.owner, "__dict__", {})
+    kept = next((name for name, value in attributes.items() if _same(value, wrapped)), None)
+    if kept is not None:
+        return RunningFunction(
+            inner.function, inner.owner, lambda other: _with_attribute(called, attributes, kept, inner.replaced(other))
+        )
     raise SourceNotFoundError(
-        f"{what} is decorated by something that hides the function below it, so its source can be shown but nothing "
-        "can be put in its place; read what the modules in it are given and return"
+        f"{what} is decorated by something that hides the function below it, so nothing can be put in "
+        "its place; read what the modules in it are given and return"
     )
 
 
-def _with_cell(wrapper: FunctionType, name: str, value: object) -> FunctionType:
-    code, cells = wrapper.__code__, wrapper.__closure__ or ()
-    closure = tuple(
-        CellType(value) if each == name else cell for each, cell in zip(code.co_freevars, cells, strict=True)
-    )
-    made = FunctionType(code, wrapper.__globals__, wrapper.__name__, wrapper.__defaults__, closure)
+def _cell_with(function: FunctionType, value: object) -> CellType | None:
+    return next((cell for cell in function.__closure__ or () if _holds(cell, value)), None)
+
+
+def _with_cell(wrapper: FunctionType, replaced: CellType, value: object) -> FunctionType:
+    closure = tuple(CellType(value) if cell is replaced else cell for cell in wrapper.__closure__ or ())
+    made = FunctionType(wrapper.__code__, wrapper.__globals__, wrapper.__name__, wrapper.__defaults__, closure)
     made.__kwdefaults__ = wrapper.__kwdefaults__
     made.__dict__.update(wrapper.__dict__)
     return made
 
 
-def _with_attribute(called: Callable[..., Any], attributes: Any, name: str, value: object) -> Callable[..., Any]:
+def _with_attribute(
+    called: Callable[..., Any], attributes: dict[str, Any], name: str, value: object
+) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         before = attributes[name]
         attributes[name] = value
@@ -181,7 +180,7 @@ def _handed_on_to(function: FunctionType) -> str | None:
 
 
 def _no_source(called: object, what: str) -> SourceNotFoundError:
-    name = getattr(called, "__qualname__", None) or type(called).__name__
+    name = getattr(called, "__name__", None) or type(called).__name__
     return SourceNotFoundError(
         f"{what} calls {name}, which is implemented in C or C++, or is an object with a call of its own, and has no "
         "Python source to look into; read its .input and .output instead"

@@ -6,12 +6,13 @@ import ast
 import builtins
 import inspect
 from types import FunctionType, MethodType, ModuleType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from torch import nn
 
-from nnsight._source.naming import Op
-from nnsight._source.running import RunningFunction
+if TYPE_CHECKING:
+    from nnsight._source.naming import Op
+    from nnsight._source.running import RunningFunction
 
 UNKNOWN: Final = object()
 

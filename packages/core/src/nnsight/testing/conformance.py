@@ -21,7 +21,6 @@ from nnsight.errors import (
     UnknownLocationError,
     UntransferableValueError,
 )
-
 from nnsight.testing.source_conformance import ProcessSourceConformance, SourceConformance
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from nnsight.errors import MismatchedValueError, OutOfOrderError, SourceNotFoundError, UnknownLocationError
+from nnsight.errors import MismatchedValueError, OutOfOrderError, UnknownLocationError
 
 if TYPE_CHECKING:
     from nnsight.testing.subject import Subject
@@ -130,13 +130,6 @@ class SourceConformance:
             model.get(layer).output
             getattr(model.get(layer).source, ops.call).output
         assert f"{layer}.source.{ops.call}.output" in str(raised.value)
-
-    def test_a_function_without_python_source_is_refused_by_name(self, subject: Subject) -> None:
-        model, layer = subject.model, subject.layers[1]
-        below, call, inner = subject.ops.nested
-        module = model.get(f"{layer}.{below}" if below else layer)
-        with pytest.raises((SourceNotFoundError, UnknownLocationError), match=r"source|no op"):
-            getattr(getattr(getattr(module.source, call).source, inner).source, "nothing_0")  # noqa: B009
 
     def test_a_source_prints_its_ops_beside_their_lines(self, subject: Subject) -> None:
         source, ops = subject.model.get(subject.layers[1]).source, subject.ops
