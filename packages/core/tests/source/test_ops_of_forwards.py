@@ -187,6 +187,18 @@ def test_a_forward_kept_as_an_attribute_is_looked_into(x: torch.Tensor) -> None:
     assert module._old_forward == before
 
 
+def test_a_forward_that_was_replaced_is_looked_into_anew(x: torch.Tensor) -> None:
+    module = Wrapping(nn.ReLU())
+    model = NNsight(module)
+    first = model.source
+    assert model.source is first
+    module.forward = lambda value: torch.neg(torch.abs(value))
+    assert dir(model.source) == ["torch_abs_0", "torch_neg_0"]
+    with model.trace(x) as tracer:
+        positive = model.source.torch_abs_0.output.save()
+    assert torch.equal(tracer.result, -positive)
+
+
 def test_a_function_that_is_chosen_at_run_time_is_looked_into_there(x: torch.Tensor) -> None:
     model = NNsight(Choosing())
     assert "only when it runs" in str(model.source.function_1.source)

@@ -11,6 +11,7 @@ from torch import nn
 from nnsight._envoy.source import Source
 from nnsight._interleave.location import SIDES, Location
 from nnsight._interleave.run import current_run
+from nnsight._source import forward_of
 from nnsight.errors import OutsideTraceError, UnknownLocationError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class Envoy:
     _locations: dict[str, Location]
     _module: nn.Module
     _path: str
-    _source: Source | None
+    _source: tuple[object, Source] | None
     _tree: ModelTree
 
     def __init__(self, tree: ModelTree, path: str, module: nn.Module) -> None:
@@ -79,10 +80,12 @@ class Envoy:
         Raises:
             SourceNotFoundError: The forward is not written in Python.
         """
-        if self._source is None:
-            object.__setattr__(self, "_source", Source.of_module(self._tree, self._path))
+        forward = forward_of(self._module)
+        # Methods are made anew whenever they are looked up, and others may have put another forward in place.
+        if self._source is None or self._source[0] != forward:
+            object.__setattr__(self, "_source", (forward, Source.of_forward(self._tree, self._path, forward)))
         assert self._source is not None
-        return self._source
+        return self._source[1]
 
     def skip(self, value: object) -> None:
         """Put `value` in the place of the module's next call, for this request alone.

@@ -14,7 +14,6 @@ from nnsight._source import (
     Op,
     RunningFunction,
     called_by,
-    forward_of,
     list_ops,
     rewrite,
     running_function,
@@ -63,9 +62,9 @@ class Source:
         set_slot(self, "_shown", {op.name: op for op in rewrite(running.function).ops} if running else {})
 
     @classmethod
-    def of_module(cls, tree: ModelTree, path: str) -> Source:
+    def of_forward(cls, tree: ModelTree, path: str, forward: object) -> Source:
         """Look into the forward of a module."""
-        running = running_function(forward_of(tree.module(path)), path or "the model")
+        running = running_function(forward, path or "the model")
         return cls(tree, path, (), running, repeats=False)
 
     def __getattr__(self, name: str) -> SourceOp:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nnsight._interleave.skips import Seen, run_with_skips
 from nnsight._source import Op, forward_of, rewrite, running_function, with_ops
-from nnsight.errors import NNsightError, UnknownLocationError
+from nnsight.errors import UnknownLocationError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -123,7 +123,7 @@ class Passage:
             else:
                 self._refuse(run, body.unknown(location, depth))
 
-    def _refuse(self, run: BlockRun, error: NNsightError) -> None:
+    def _refuse(self, run: BlockRun, error: Exception) -> None:
         self.within.pop(run, None)
         run.fail(error)
         self.hub.enlist(run)
@@ -131,7 +131,7 @@ class Passage:
     def _body(self, original: Callable[..., object]) -> Body | None:
         try:
             return Body(original, self)
-        except NNsightError as error:
+        except Exception as error:  # noqa: BLE001 - it belongs to the requests that look in here, never to the model
             for run, (location, _) in list(self.within.items()):
                 if run.wait is location:
                     self._refuse(run, error)

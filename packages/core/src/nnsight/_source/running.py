@@ -33,8 +33,10 @@ class RunningFunction:
 def forward_of(module: nn.Module) -> Callable[..., Any]:
     """Return a module's own forward, also while another one stands in for it."""
     forward: Callable[..., Any] = module.forward
-    stand_in = getattr(forward, "__self__", None)
-    return getattr(stand_in, "nnsight_original", forward) if stand_in is not module else forward
+    owner = getattr(forward, "__self__", None)
+    for stand_in in (forward, owner if owner is not module else None):
+        forward = getattr(stand_in, "nnsight_original", forward)
+    return forward
 
 
 def running_function(called: object, what: str) -> RunningFunction:
