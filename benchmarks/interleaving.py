@@ -1,4 +1,4 @@
-"""What the interleaver itself costs, without an engine: a step with a block in it, and a visit with its copy.
+"""What the interleaver itself costs, without an engine: a step with a block, a visit of a module, and a visit of an op.
 
     python -m benchmarks.interleaving [--rounds 15] [--layers 32] [--steps 128] [--json FILE]
 
@@ -29,7 +29,7 @@ _BLOCK = """with _:
     kept = list().save()
     for _ in tracer.iter[:steps]:
         for layer in layers:
-            kept.append(layer.output[0])
+            kept.append(layer.{value}[0])
 """
 
 
@@ -38,7 +38,8 @@ class Layer(nn.Module):
 
     def forward(self, hidden: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return both parts of the residual stream, [rows, hidden] each."""
-        return hidden, residual
+        both = hidden, residual
+        return both  # noqa: RET504 - an op to visit
 
 
 class Stack(nn.Module):
@@ -68,24 +69,29 @@ def main() -> None:
 
     tree = ModelTree(Stack(options.layers))
     counts = (0, options.layers // 4, options.layers)
-    per_step, per_visit = [], []
+    per_step, per_visit, per_op = [], [], []
     for _ in range(options.rounds + 1):
         plain = _seconds(tree, None, options.steps)
         points = [(count * options.steps, _seconds(tree, count, options.steps)) for count in counts]
+        of_ops = [
+            (count * options.steps, _seconds(tree, count, options.steps, "source.both_0.output")) for count in counts
+        ]
         per_step.append((points[0][1] - plain) / options.steps * 1e6)
         per_visit.append(slope(points) * 1e6)
+        per_op.append(slope(of_ops) * 1e6)
     report = Report("interleaver, one request, rows of 4096 bf16", options.json)
     report.add("a step with a block that asks for nothing in it", interval(per_step[1:]), "us", "<= 60")
     report.add("a visit with its copy", interval(per_visit[1:]), "us", "<= 40")
+    report.add("a visit of an op with its copy", interval(per_op[1:]), "us", "<= 60")
 
 
-def _seconds(tree: ModelTree, num_read: int | None, steps: int) -> float:
-    """Run all steps with a block that reads so many layers in each, or without a block."""
+def _seconds(tree: ModelTree, num_read: int | None, steps: int, value: str = "output") -> float:
+    """Run all steps with a block that reads a value of so many layers in each, or without a block."""
     hub = Interleaver(tree)
     run: Any = None
     if num_read is not None:
         layers = [tree.envoy().layers[index] for index in range(num_read)]
-        source = BlockSource("<benchmark>", 1, _BLOCK, 0, "block")
+        source = BlockSource("<benchmark>", 1, _BLOCK.format(value=value), 0, "block")
         program = Program.from_values(source, {"tracer": BlockTracer(), "layers": layers, "steps": steps})
         run = program.start(program.values, grad=False, read_only=True)
     with torch.inference_mode():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine_runners import TOLERANCE
-from nnsight.testing import ProcessConformance, Reference, Subject
+from nnsight.testing import LayerOps, ProcessConformance, Reference, Subject
 
 if TYPE_CHECKING:
     from hf_reference import HFReference
@@ -43,6 +43,12 @@ def subject(engine: Any, reference: HFReference) -> Subject:
         stream=sum,
         add=add,
         replace=replace,
+        ops=LayerOps(
+            child="mlp",
+            inner="mlp.act_fn",
+            call="self_mlp_0",
+            nested=("self_attn.qkv_proj", "self_quant_method_apply_0", "dispatch_unquantized_gemm_1"),
+        ),
         reference=run,
         tokens=lambda result: list(result.outputs[0].token_ids),
         tolerance=TOLERANCE,

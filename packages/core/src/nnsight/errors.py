@@ -6,7 +6,7 @@ NNsightError
 │   ├── SourceNotFoundError         no source text for the running code
 │   └── BlockEscapeError            return, break, yield or await across the block's edge
 ├── OutsideTraceError               a value of the model read outside a block
-├── UnknownLocationError            no module, operation or value of that name
+├── UnknownLocationError            no module, op or value of that name
 ├── OutOfOrderError                 a location read or written after the model moved on
 ├── MismatchedValueError            a replacement that does not fit its rows
 ├── ReadOnlyError                   an edit by a program that was sent as read-only
@@ -56,7 +56,7 @@ class OutsideTraceError(NNsightError, RuntimeError):
 
 
 class UnknownLocationError(NNsightError, AttributeError):
-    """The model has no module, operation or value of that name."""
+    """The model has no module, op or value of that name."""
 
 
 class OutOfOrderError(NNsightError, RuntimeError):

@@ -8,6 +8,11 @@ from torch import nn
 VOCABULARY, HIDDEN, LAYERS = 40, 16, 4
 
 
+def mix(own: torch.Tensor, past: torch.Tensor) -> torch.Tensor:
+    """Join what a row says with what the rows before it said, [rows, hidden] each."""
+    return torch.tanh(own + past)
+
+
 class Layer(nn.Module):
     """Mixes each row with the mean of the rows before it."""
 
@@ -22,7 +27,7 @@ class Layer(nn.Module):
         sums = total + states.cumsum(0)
         counts = torch.arange(count + 1, count + len(states) + 1).unsqueeze(1)
         total.copy_(sums[-1].detach())
-        return states + torch.tanh(self.own(states) + self.past(sums / counts))
+        return states + mix(self.own(states), self.past(sums / counts))
 
 
 class Decoder(nn.Module):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nnsight import NNsight
-from nnsight.testing import BackendConformance, Reference, Subject
+from nnsight.testing import BackendConformance, LayerOps, Reference, Subject
 from tests.conformance.decoder import HIDDEN, LAYERS, Decoder
 
 
@@ -58,6 +58,7 @@ def subject() -> Subject:
         stream=stream,
         add=add,
         replace=replace,
+        ops=LayerOps("own", "own.source.F_linear_0", "self_own_0", ("", "mix_0", "torch_tanh_0")),
         reference=reference,
         tokens=list,
     )

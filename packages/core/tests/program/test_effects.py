@@ -32,6 +32,7 @@ def summary(text: str, **values: Any) -> Any:
         "y = model[1](model[0].output)",
         "def f(x):\n    return x * 2\nz = f(model[0].output)",
         "print(len(model[0].output))",
+        "print(model[0].source)\nx = model[0].source.F_linear_0.output[0]",
     ],
 )
 def test_programs_that_only_read_are_read_only(text: str) -> None:
@@ -68,6 +69,10 @@ def test_programs_that_only_read_are_read_only(text: str) -> None:
         "h = 0\nif torch:\n    h = model[0].output\nh += 1",
         "torch.nn.functional.relu(model[0].output, True)",
         "torch.ops.vllm.anything(model[0].output)",
+        "model[0].skip(torch.zeros(1))",
+        "model[0].source.F_linear_0.output = 1",
+        "model[0].source.F_linear_0.output[0] += 1",
+        "op.skip(0)",
     ],
 )
 def test_programs_that_write_or_might_are_not(text: str) -> None:
@@ -79,3 +84,36 @@ def test_reads_writes_and_the_result_are_named_as_written() -> None:
     assert found.reads == ("model[0].output",)
     assert found.writes == ("model[1].input",)
     assert found.uses_result
+
+
+def test_ops_and_skips_are_named_as_written() -> None:
+    found = summary("x = model[0].source.F_linear_0.input\nmodel[0].source.F_linear_0.skip(x)\nmodel[1].skip(x)")
+    assert found.reads == ("model[0].source.F_linear_0.input",)
+    assert found.writes == ("model[0].source.F_linear_0.skip", "model[1].skip")
+    assert not found.unknown
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("model[0].output", ()),
+        ("model[0].source.F_linear_0.output", ("0",)),
+        ("model.source.input_0.output", ("",)),
+        ("for layer in model.layers:\n    layer.attn.source.q_0.output", ("attn",)),
+        ("for layer in model.layers:\n    layer.source.q_0.source.p_0.output", ("*",)),
+        ("model.layers[1].attn.source.q_0.source.p_0.output", ("attn",)),
+        ("model.get('layers.0.attn.source.q_0.output')", ("attn",)),
+        ("model.get(f'{path}.source.q_0.output')", ("*",)),
+        ("model = other\nmodel.source.q_0.output", ("*",)),
+        ("op.output", ("0",)),
+        ("helper(model)", ("*",)),
+    ],
+)
+def test_modules_that_may_be_looked_into_are_named(text: str, names: tuple[str, ...]) -> None:
+    others = {"op": MODEL[0].source.F_linear_0, "helper": looking, "path": "", "other": 0}
+    found = summary(text, **{name: value for name, value in others.items() if name in text})
+    assert found.looks_into == names
+
+
+def looking(model: Any) -> Any:
+    return model.layer.source.q_0.output

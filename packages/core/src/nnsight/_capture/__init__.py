@@ -8,14 +8,14 @@ values to the caller's variables. Functions that travel with a block go through 
 
 from __future__ import annotations
 
-from nnsight._capture.compiling import compile_block, compile_function
+from nnsight._capture.compiling import compile_block, compile_definition, compile_function
 from nnsight._capture.finding import find_block
 from nnsight._capture.functions import find_function
 from nnsight._capture.names import BlockNames, block_names
 from nnsight._capture.parsing import parse_block
 from nnsight._capture.saves import SaveNames
 from nnsight._capture.skipping import BodySkipper
-from nnsight._capture.source import BlockSource, FunctionSource
+from nnsight._capture.source import BlockSource, FunctionSource, parse_function
 from nnsight._capture.variables import MISSING, visible_value, visible_values, write_back
 
 __all__ = [
@@ -27,10 +27,12 @@ __all__ = [
     "SaveNames",
     "block_names",
     "compile_block",
+    "compile_definition",
     "compile_function",
     "find_block",
     "find_function",
     "parse_block",
+    "parse_function",
     "visible_value",
     "visible_values",
     "write_back",

@@ -129,6 +129,28 @@ def _compile_block(source: BlockSource, parameters: tuple[str, ...], known: Save
 @functools.lru_cache(maxsize=512)
 def _compile_function(source: FunctionSource, free_names: tuple[str, ...], known: SaveNames) -> CodeType:
     node = parse_function(source)
+    if isinstance(node, ast.Lambda):
+        saved = rewrite_saves([ast.copy_location(ast.Expr(node), node)], own_scope=False, known=known)
+        [expression] = rewrite_items(saved)
+        made = expression.value if isinstance(expression, ast.Expr) else node
+        return compile_definition(made if isinstance(made, ast.Lambda) else node, source, free_names)
+    [definition] = rewrite_items(rewrite_saves([node], own_scope=False, known=known))
+    return compile_definition(definition if isinstance(definition, ast.FunctionDef) else node, source, free_names)
+
+
+def compile_definition(
+    node: ast.FunctionDef | ast.Lambda, source: FunctionSource, free_names: Sequence[str]
+) -> CodeType:
+    """Compile the syntax tree of a function to the code of a wrapper that makes it. See `compile_function`.
+
+    Args:
+        node: The function, which is changed.
+        source: What it was parsed from.
+        free_names: The names of its free variables, in the order of the wrapper's arguments.
+
+    Raises:
+        CaptureError: The function needs the code around it.
+    """
     if source.class_name:
         mangle_names([node], source.class_name)
     arguments = node.args
@@ -139,15 +161,13 @@ def _compile_function(source: FunctionSource, free_names: tuple[str, ...], known
     ]
     body: list[ast.stmt] = []
     if isinstance(node, ast.Lambda):
-        saved = rewrite_saves([ast.copy_location(ast.Expr(node), node)], own_scope=False, known=known)
-        [expression] = rewrite_items(saved)
-        made: ast.expr = expression.value if isinstance(expression, ast.Expr) else node
+        made: ast.expr = node
     else:
         node.decorator_list, node.returns = [], None
         for argument in ast.walk(arguments):
             if isinstance(argument, ast.arg):
                 argument.annotation = None
-        body = rewrite_items(rewrite_saves([node], own_scope=False, known=known))
+        body = [node]
         made = ast.Name(node.name, ast.Load())
         _place([made], node.lineno, node.col_offset)
     finish = ast.Return(made)

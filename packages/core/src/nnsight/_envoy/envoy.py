@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
+from functools import reduce
 from typing import TYPE_CHECKING, Any, cast, overload
 
 from torch import nn
 
+from nnsight._envoy.source import Source
 from nnsight._interleave.location import SIDES, Location
 from nnsight._interleave.run import current_run
+from nnsight._source import forward_of
 from nnsight.errors import OutsideTraceError, UnknownLocationError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
@@ -20,16 +23,18 @@ class Envoy:
     """One module: its inputs and outputs inside a block, and its children and weights anywhere.
 
     `envoy.output`, `envoy.input` and `envoy.inputs` wait for the module's next call and return the block's own copy of
-    the value; assigning one replaces it in the model. Everything else is looked up on the module: children come back
-    as envoys, other attributes as they are. A child whose name an envoy has itself (such as `output`) is reached with
-    `model.get("path.to.output")`.
+    the value; assigning one replaces it in the model. `envoy.skip(value)` puts a value in the place of the call, and
+    `envoy.source` leads to the calls and assignments inside the module's forward. Everything else is looked up on the
+    module: children come back as envoys, other attributes as they are. A child whose name an envoy has itself (such as
+    `output`) is reached with `model.get("path.to.output")`.
     """
 
-    __slots__ = ("_children", "_locations", "_module", "_path", "_tree")
+    __slots__ = ("_children", "_locations", "_module", "_path", "_source", "_tree")
     _children: dict[str, Envoy]
     _locations: dict[str, Location]
     _module: nn.Module
     _path: str
+    _source: tuple[object, Source] | None
     _tree: ModelTree
 
     def __init__(self, tree: ModelTree, path: str, module: nn.Module) -> None:
@@ -39,7 +44,8 @@ class Envoy:
         set_slot(self, "_path", path)
         set_slot(self, "_module", module)
         set_slot(self, "_children", {})
-        set_slot(self, "_locations", {side: Location(path, side) for side in SIDES})
+        set_slot(self, "_locations", {side: Location(path, side) for side in (*SIDES, "skip")})
+        set_slot(self, "_source", None)
 
     @property
     def output(self) -> Any:
@@ -68,28 +74,48 @@ class Envoy:
     def inputs(self, value: object) -> None:
         current_run().write(self._location("inputs"), value)
 
+    @property
+    def source(self) -> Source:
+        """The calls and assignments of the module's forward, as ops; printing it shows them beside their lines.
+
+        Raises:
+            SourceNotFoundError: The forward is not written in Python.
+        """
+        forward = forward_of(self._module)
+        # Methods are made anew whenever they are looked up, and others may have put another forward in place.
+        if self._source is None or self._source[0] != forward:
+            object.__setattr__(self, "_source", (forward, Source.of_forward(self._tree, self._path, forward)))
+        assert self._source is not None
+        return self._source[1]
+
+    def skip(self, value: object) -> None:
+        """Put `value` in the place of the module's next call, for this request alone.
+
+        The call is not made, unless other requests of the batch need it, or it keeps something for later steps, such
+        as keys and values.
+
+        Raises:
+            MismatchedValueError: The value does not fit what the module returns.
+            OutOfOrderError: The module has been called already.
+        """
+        self._tree.check(self._path, "output")
+        current_run().skip(self._locations["skip"], value)
+
     def _location(self, side: str) -> Location:
-        if self._tree.sharded and side in self._tree.sharded.get(self._path, ()):
-            raise UnsupportedFeatureError(
-                f"{self._path}.{side} is split over the ranks of a tensor-parallel engine, and joining the shares is "
-                "not supported yet; read a value that every rank holds whole, such as the block's own input or output, "
-                "or use tensor_parallel_size=1"
-            )
-        if self._tree.ambiguous and self._path in self._tree.ambiguous:
-            raise UnsupportedFeatureError(
-                f"{' and '.join(self._tree.ambiguous[self._path])} are one module, called by one parent, so their "
-                "calls cannot be told apart; read what the modules around them are given and return"
-            )
+        self._tree.check(self._path, side)
         return self._locations[side]
 
     def get(self, path: str) -> Any:
-        """Return what a dotted path names: an envoy, or a value where the path ends in `.output` or the like.
+        """Return what a dotted path names: an envoy, an op, or a value where the path ends in `.output` or the like.
 
         Raises:
             UnknownLocationError: Nothing below this module has that path.
         """
         full = f"{self._path}.{path}" if self._path else path
         parent, _, leaf = full.rpartition(".")
+        module, names = self._tree.split_source(full)
+        if names is not None:
+            return reduce(getattr, names, self._tree.envoy(module).source)
         if full not in self._tree.paths() and leaf in SIDES:
             return getattr(self._tree.envoy(parent), leaf)
         if path in self._tree.values and not self._path:

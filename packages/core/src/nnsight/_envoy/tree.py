@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from nnsight._interleave.location import Location
-from nnsight.errors import UnknownLocationError
+from nnsight.errors import UnknownLocationError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
     from nnsight._envoy.envoy import Envoy
@@ -30,6 +30,7 @@ class ModelTree:
         values: Locations of the request's own values, such as `logits`, by name.
         helpers: What else a block may ask the model for, such as `tokenizer`, made when first asked for.
         call: How a module is called ad hoc inside a block.
+        keeps_state: Tells whether a call of a module leaves something behind for later steps, such as keys and values.
         sharded: Sides of modules that hold only a share of their value here, by path; they are refused.
     """
 
@@ -40,6 +41,7 @@ class ModelTree:
         values: Iterable[str] = (),
         helpers: Mapping[str, Callable[[], object]] | None = None,
         call: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], object] = _call_module,
+        keeps_state: Callable[[nn.Module], bool] = lambda module: False,
         sharded: Mapping[str, frozenset[str]] | None = None,
     ) -> None:
         """Index the modules below `root`."""
@@ -49,6 +51,7 @@ class ModelTree:
         self.values = {name: Location(name, "value") for name in values}
         self.helpers = dict(helpers or {})
         self.call = call
+        self.keeps_state = keeps_state
         self.sharded = dict(sharded or {})
         self._modules: dict[str, nn.Module] = dict(root.named_modules(remove_duplicate=False))
         paths: dict[int, int] = {}
@@ -96,6 +99,30 @@ class ModelTree:
         others = {self.gate(other) or "" for other in self._shared if self._modules[other] is module}
         return sorted(other for other in others if other != own and (not own or other.startswith(f"{own}.")))
 
+    def check(self, path: str, side: str) -> None:
+        """Refuse a side of a module, or its ops (`"source"`), that cannot be served whole and by its own call.
+
+        Raises:
+            UnsupportedFeatureError: The value is split over ranks, or belongs to calls that cannot be told apart.
+        """
+        if self.sharded and self._is_sharded(path, side):
+            raise UnsupportedFeatureError(
+                f"{path}.{side} is split over the ranks of a tensor-parallel engine, and joining the shares is "
+                "not supported yet; read a value that every rank holds whole, such as the block's own input or output, "
+                "or use tensor_parallel_size=1"
+            )
+        if self.ambiguous and path in self.ambiguous:
+            raise UnsupportedFeatureError(
+                f"{' and '.join(self.ambiguous[path])} are one module, called by one parent, so their "
+                "calls cannot be told apart; read what the modules around them are given and return"
+            )
+
+    def _is_sharded(self, path: str, side: str) -> bool:
+        if side != "source":
+            return side in self.sharded.get(path, ())
+        # Between children that split their work, a forward holds shares.
+        return path in self.sharded or any(other.rpartition(".")[0] == path for other in self.sharded)
+
     def envoy(self, path: str = "") -> Envoy:
         """Return the envoy at `path`, always the same one.
 
@@ -108,6 +135,20 @@ class ModelTree:
         if envoy is None:
             envoy = self._envoys[path] = Envoy(self, path, self.module(path))
         return envoy
+
+    def path_below(self, module: nn.Module, path: str) -> str | None:
+        """Return the path of `module` below that of another, its only one otherwise, or None if it is not here."""
+        found = [other for other, candidate in self._modules.items() if candidate is module]
+        below = [other for other in found if not path or other.startswith(f"{path}.")]
+        return (below or found or [None])[0]  # type: ignore[list-item]
+
+    def split_source(self, path: str) -> tuple[str, list[str] | None]:
+        """Split a dotted path at the first `source` that is no module; the names after it are None without one."""
+        parts = path.split(".")
+        for index, part in enumerate(parts):
+            if part == "source" and ".".join(parts[: index + 1]) not in self._modules:
+                return ".".join(parts[:index]), parts[index + 1 :]
+        return path, None
 
     def paths(self) -> list[str]:
         """Return the path of every module, the root's `""` first."""

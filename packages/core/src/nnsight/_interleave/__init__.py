@@ -1,7 +1,8 @@
 """Run blocks beside a forward: each block is a greenlet that waits for the values it names."""
 
-from nnsight._interleave.interleaver import Interleaver, Site
+from nnsight._interleave.interleaver import Interleaver
 from nnsight._interleave.location import Location
+from nnsight._interleave.passage import Site
 from nnsight._interleave.receipt import Receipt
 from nnsight._interleave.run import BlockRun, current_run
 from nnsight._interleave.scope import RowScope, Scope, WholeScope

@@ -2,7 +2,7 @@
 
 A module's `forward` is replaced on its instance while a block waits for it, and restored when nobody does: a module
 that nobody asked for runs untouched. Replacing `forward`, rather than registering hooks, also reaches modules whose
-class calls `self.forward` by itself, as classes compiled by vLLM do.
+class calls `self.forward` by itself, as classes compiled by vLLM do, and makes room for a forward with points in it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol
 
+from torch import nn
+
 from nnsight._interleave.location import Location
+from nnsight._interleave.passage import Passage, Point, Site
 from nnsight._interleave.run import RESULT, BlockRun
 from nnsight._interleave.visit import NOTHING
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from nnsight._interleave.scope import Scope
 
 
@@ -33,62 +34,8 @@ class Tree(Protocol):
     def inner_gates(self, path: str) -> list[str]:
         """Return the gates of the module's other paths that lie inside this one's."""
 
-
-class Site:
-    """One module that blocks wait for, and its replaced `forward`."""
-
-    __slots__ = ("_hub", "_module", "_original", "_prior", "armed", "depth", "external", "inputs", "outputs")
-
-    def __init__(self, module: nn.Module, hub: Interleaver) -> None:
-        """Prepare a site; nothing is replaced before `arm`."""
-        self._module = module
-        self._hub = hub
-        self._prior: Callable[..., object] | None = None
-        self._original: Callable[..., object] = module.forward
-        self.armed = False
-        self.inputs: list[BlockRun] = []
-        self.outputs: list[BlockRun] = []
-        # How many calls of the module are under way.
-        self.depth = 0
-        # Whoever calls the module does it through `around`.
-        self.external = False
-
-    def arm(self) -> None:
-        """Replace the module's `forward`."""
-        self.armed = True
-        if not self.external:
-            self._prior = self._module.__dict__.get("forward")
-            self._original = self._module.forward
-            self._module.__dict__["forward"] = self.forward
-
-    def disarm(self) -> None:
-        """Restore the module's `forward`."""
-        self.armed = False
-        if not self.external:
-            if self._prior is None:
-                del self._module.__dict__["forward"]
-            else:
-                self._module.__dict__["forward"] = self._prior
-            self._prior = None
-
-    def forward(self, *args: Any, **kwargs: Any) -> object:
-        """Stand in for the module's `forward`."""
-        if get_ident() != self._hub.thread:
-            return self._original(*args, **kwargs)
-        return self.around(self._original, args, kwargs)
-
-    def around(self, original: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-        """Run `original` between serving the module's inputs and its output."""
-        self.depth += 1
-        try:
-            if self.inputs:
-                args, kwargs = self._hub.serve_inputs(self, args, kwargs)
-            output = original(*args, **kwargs)
-        finally:
-            self.depth -= 1
-        if self.outputs:
-            output = self._hub.serve_output(self, output)
-        return output
+    def keeps_state(self, module: nn.Module) -> bool:
+        """Tell whether a call of the module leaves something behind for later steps."""
 
 
 class Interleaver:
@@ -123,7 +70,7 @@ class Interleaver:
         self._scopes = dict(scopes)
         for run, scope in scopes.items():
             run.begin_step(steps[run], scope)
-            self._enlist(run)
+            self.enlist(run)
 
     def end_step(self) -> None:
         """Leave the step: what a block still waits for in it was missed."""
@@ -135,38 +82,38 @@ class Interleaver:
         """Restore every module and forget who waits."""
         for site in self._armed:
             site.disarm()
-            site.inputs.clear()
-            site.outputs.clear()
-            site.depth = 0
         self._armed.clear()
         self._values.clear()
         self._scopes = {}
 
-    def serve_inputs(self, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """Serve the blocks that wait for a module's arguments."""
-        for run in self._due(site.inputs):
-            while run in site.inputs:
-                site.inputs.remove(run)
+    def serve_inputs(self, passage: Passage, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """Serve the blocks that wait for the arguments of a call, each location once."""
+        for run in self.due(passage.inputs):
+            scope = passage.scope(self._scopes[run])
+            served: list[object] = []
+            while run in passage.inputs and run.wait not in served and self._concerns(run):
+                passage.inputs.remove(run)
                 wait = run.wait
                 assert type(wait) is Location
+                served.append(wait)
                 if wait.side == "inputs":
-                    args, kwargs = run.serve((args, kwargs), self._scopes[run])  # type: ignore[misc]
+                    args, kwargs = run.serve((args, kwargs), scope)  # type: ignore[misc]
                 elif args:
-                    args = (run.serve(args[0], self._scopes[run]), *args[1:])
+                    args = (run.serve(args[0], scope), *args[1:])
                 elif kwargs:
                     name = next(iter(kwargs))
-                    kwargs = {**kwargs, name: run.serve(kwargs[name], self._scopes[run])}
+                    kwargs = {**kwargs, name: run.serve(kwargs[name], scope)}
                 else:
-                    run.serve(NOTHING, self._scopes[run])
-                self._enlist(run)
+                    run.serve(NOTHING, scope)
+                self.enlist(run)
         return args, kwargs
 
-    def serve_output(self, site: Site, output: object) -> object:
-        """Serve the blocks that wait for a module's output."""
-        for run in self._due(site.outputs):
-            site.outputs.remove(run)
-            output = run.serve(output, self._scopes[run])
-            self._enlist(run)
+    def serve_output(self, passage: Passage, output: object) -> object:
+        """Serve the blocks that wait for what a call returns."""
+        for run in self.due(passage.outputs):
+            passage.outputs.remove(run)
+            output = run.serve(output, passage.scope(self._scopes[run]))
+            self.enlist(run)
         return output
 
     def offer(self, name: str, live: object, scopes: Mapping[BlockRun, Scope]) -> object:
@@ -179,7 +126,7 @@ class Interleaver:
             if run in scopes:
                 self._values[name].remove(run)
                 live = run.serve(live, scopes[run])
-                self._enlist(run)
+                self.enlist(run)
         return live
 
     def site(self, path: str) -> Site:
@@ -187,21 +134,32 @@ class Interleaver:
         module = self._tree.module(path)
         site = self._sites.get(id(module))
         if site is None:
-            site = self._sites[id(module)] = Site(module, self)
+            site = self._sites[id(module)] = Site(module, self, path)
         return site
 
-    def _due(self, runs: list[BlockRun]) -> list[BlockRun]:
-        due = []
-        for run in runs:
-            wait = run.wait
-            assert type(wait) is Location
-            # A module shared by several parents is served where the parent that the block named is calling it.
-            gate, inner = self._gates[wait.path]
-            if gate is None or (gate.depth and not any(site.depth for site in inner)):
-                due.append(run)
-        return due
+    def scope_of(self, run: BlockRun) -> Scope:
+        """Return the part of the batch that a block's request owns in this step."""
+        return self._scopes[run]
 
-    def _enlist(self, run: BlockRun) -> None:
+    def keeps_state(self, passage: Passage, called: object) -> bool:
+        """Tell whether a call leaves something behind for later steps, judging a function by the module around it."""
+        owner = getattr(called, "__self__", None) if isinstance(passage, Point) else None
+        known = next((each for each in (called, owner) if isinstance(each, nn.Module)), None)
+        return self._tree.keeps_state(self._tree.module(passage.path) if known is None else known)
+
+    def due(self, runs: list[BlockRun]) -> list[BlockRun]:
+        """Return those of the blocks waiting at a module, or in it, whom this call of it concerns."""
+        return [run for run in runs if self._concerns(run)]
+
+    def _concerns(self, run: BlockRun) -> bool:
+        wait = run.wait
+        assert type(wait) is Location
+        # A module shared by several parents is served where the parent that the block named is calling it.
+        gate, inner = self._gates[wait.path]
+        return gate is None or (gate.depth > 0 and not any(site.depth for site in inner))
+
+    def enlist(self, run: BlockRun) -> None:
+        """Note what a block waits for now that it has had its turn."""
         if self._after_turn is not None:
             self._after_turn(run)
         wait = run.wait
@@ -213,11 +171,15 @@ class Interleaver:
         line = self._lines.get(wait.path)
         if line is None:
             line = self._line(wait.path)
-        (line[0].outputs if wait.side == "output" else line[0].inputs).append(run)
+        line[0].enlist(run, wait)
         for site in line:
             if not site.armed:
                 site.arm()
                 self._armed.append(site)
+        if run.looks_into is not None:
+            for site in line[1:]:
+                if run.looks_into(site.path.rpartition(".")[2]):
+                    site.looked_into = True
 
     def _line(self, path: str) -> tuple[Site, ...]:
         """Return the site of a module and those of the modules around it, and find its gate."""

@@ -18,12 +18,15 @@ from nnsight._interleave.late import LateEdits
 from nnsight._interleave.location import Location
 from nnsight._interleave.modes import BlockModes
 from nnsight._interleave.receipt import Receipt
-from nnsight._interleave.visit import MISSING, Visit, asking_statement, read_only_error
+from nnsight._interleave.refusals import never_served, out_of_order, read_only
+from nnsight._interleave.structure import map_tensors
+from nnsight._interleave.visit import MISSING, Visit, asking_statement
 from nnsight.errors import OutOfOrderError, OutsideTraceError
 
 if TYPE_CHECKING:
     from nnsight._interleave.scope import Scope
 
+UNSEEN: Final = object()
 RESULT: Final = Location("tracer.result", "value")
 
 # A block that answers every refused wait with another wait is ended after so many.
@@ -61,6 +64,7 @@ class BlockRun:
         receipt: What was served and changed.
         saves: Where the block's saves are marked.
         named: What the block saved, by variable; complete when it is over.
+        looks_into: Tells for the last name of a module's path whether the program may ask for ops of it, or None.
         unnamed: What it saved under no variable, by label.
         changes: How it changed containers that were saved outside it.
     """
@@ -100,6 +104,9 @@ class BlockRun:
         self._greenlet = _BlockGreenlet(self._main)
         self._greenlet.run_state = self
         self._writes_only = False
+        self._was_read = False
+        self._in_place: object = None
+        self.looks_into: Callable[[str], bool] | None = None
         self._visit: Visit | None = None
         self._wanted: int | None = None
         self._asked: tuple[CodeType, int] | None = None
@@ -109,21 +116,26 @@ class BlockRun:
     # What the block calls -----------------------------------------------------------------------------------------
 
     def read(self, location: Location) -> object:
-        """Wait for `location` and return the block's own copy of it."""
+        """Wait for `location` and return the block's own copy of it.
+
+        A location that may be reached several times in one call of its module is waited for anew by each read.
+        """
         visit = self._visit
-        if visit is None or visit.location is not location:
+        if visit is None or visit.location is not location or (location.repeats and self._was_read):
             self._asked = asking_statement(1)
             self._wanted, self._writes_only = None, False
             visit = self._park_at(location)
+        self._was_read = True
         return visit.value
 
     def read_item(self, location: Location, index: int) -> object:
         """Return `read(location)[index]`; where the value is a tuple, its other items are not copied yet."""
         visit = self._visit
-        if visit is None or visit.location is not location:
+        if visit is None or visit.location is not location or (location.repeats and self._was_read):
             self._asked = asking_statement(1)
             self._wanted, self._writes_only = index, False
             visit = self._park_at(location)
+        self._was_read = True
         return visit.item(index)
 
     def write(self, location: Location, value: object) -> None:
@@ -139,8 +151,22 @@ class BlockRun:
             self._wanted, self._writes_only = None, True
             visit = self._park_at(location)
         if self._read_only:
-            raise read_only_error(location)
+            raise read_only(location)
         visit.assign(value)
+
+    def skip(self, location: Location, value: object) -> None:
+        """Put `value` in the place of the call at `location`, which has not begun.
+
+        Raises:
+            MismatchedValueError: The value does not fit what the call returns.
+            OutOfOrderError: The model has passed the call.
+        """
+        if self._read_only:
+            raise read_only(location)
+        self._asked = asking_statement(1)
+        self._writes_only = True
+        self._in_place = value
+        self._park(location)
 
     def wait_for_step(self, step: int) -> bool:
         """Wait for the beginning of a step; return whether it came before the request ended."""
@@ -203,6 +229,7 @@ class BlockRun:
         where = location.name
         visits[where] = visits.get(where, 0) + 1
         self._last = location
+        self._was_read = False
         visit = self._visit = Visit(location, live, scope, self._asked)
         self._switch(hand_out=not self._writes_only)
         if not self._read_only:
@@ -219,6 +246,37 @@ class BlockRun:
         if changed:
             edits = self.receipt.edits
             edits[where] = edits.get(where, 0) + 1
+        return landed
+
+    def serve_skip(self, live: object, scope: Scope) -> object:
+        """Land the value that the block put in the place of a call, and let it run to its next wait.
+
+        Args:
+            live: What the call returns, or would return; `UNSEEN` where anything goes.
+            scope: The part of it that belongs to the request.
+
+        Returns:
+            What the model goes on with, or `MISSING` where the value did not fit.
+        """
+        location = self.wait
+        assert type(location) is Location
+        value, self._in_place = self._in_place, None
+        where = location.name
+        visits, edits = self.receipt.visits, self.receipt.edits
+        visits[where] = visits.get(where, 0) + 1
+        self._last = location
+        try:
+            if live is UNSEEN:
+                landed = map_tensors(value, lambda tensor: tensor.clone())
+            else:
+                visit = Visit(location, live, scope, self._asked)
+                visit.assign(value)
+                landed, _ = visit.land(read_only=False)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to this request alone
+            self.fail(error)
+            return MISSING
+        edits[where] = edits.get(where, 0) + 1
+        self._switch()
         return landed
 
     def end_step(self) -> None:
@@ -244,10 +302,7 @@ class BlockRun:
     def _give_up(self) -> None:
         self.close()
         if self.error is None:
-            self.error = OutOfOrderError(
-                f"the block went on to ask for values that step {self.step} does not reach, {_MAX_REFUSALS} times in a "
-                "row; ask only for what the model computes"
-            )
+            self.error = never_served(_MAX_REFUSALS, self.step)
 
     def give_result(self, result: object) -> None:
         """Hand the finished output to a block that waits for it."""
@@ -334,19 +389,7 @@ class BlockRun:
             visit.watch(self._late)
 
     def _out_of_order(self, wait: Location) -> OutOfOrderError:
-        if self.ended:
-            steps = "1 step" if self.step == 0 else f"{self.step + 1} steps"
-            return OutOfOrderError(
-                f"{wait} was asked for, but the request is over after {steps}: the model computes "
-                "nothing more for it; ask for values within the steps of the request, such as in the body of a loop "
-                "over tracer.iter, and keep what you need afterwards in a variable"
-            )
-        after = f"after {self._last}" if self._last is not None else "after the block began"
-        return OutOfOrderError(
-            f"{wait} was asked for {after}, but step {self.step} ended without reaching it: the model had passed it "
-            "already, or does not compute it in this step; read values in the order in which the model computes them, "
-            "and keep what you need again in a variable"
-        )
+        return out_of_order(wait, self._last, self.step, over=self.ended)
 
 
 def current_run() -> BlockRun:

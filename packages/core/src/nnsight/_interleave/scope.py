@@ -29,6 +29,17 @@ class Scope(Protocol):
     @property
     def lands_unchanged(self) -> bool: ...
 
+    @property
+    def alone(self) -> bool:
+        """Whether no other request shares the batch."""
+
+    @property
+    def total(self) -> int | None:
+        """Rows of the whole batch, None where the first dimension does not count them."""
+
+    def apart(self) -> Scope:
+        """Return the same part, whose edits land in a tensor of their own and leave other names of the memory alone."""
+
     def take(self, live: Tensor) -> Tensor:
         """Return a copy of the request's part of `live`."""
 
@@ -60,6 +71,12 @@ class WholeScope:
     """
 
     lands_unchanged: ClassVar[bool] = True
+    alone: ClassVar[bool] = True
+    total: ClassVar[None] = None
+
+    def apart(self) -> WholeScope:
+        """Return itself: its edits never land in memory of the model."""
+        return self
 
     def take(self, live: Tensor) -> Tensor:
         """Return a copy of `live` that is part of the same autograd graph."""
@@ -95,6 +112,7 @@ class RowScope:
         stop: One past its last row.
         total: Rows of the whole batch, padding included.
         alone: Whether no other request shares the batch.
+        fresh: Whether edits land in a copy of the live tensor, which the model goes on with.
     """
 
     lands_unchanged: ClassVar[bool] = False
@@ -102,6 +120,11 @@ class RowScope:
     stop: int
     total: int
     alone: bool = False
+    fresh: bool = False
+
+    def apart(self) -> RowScope:
+        """Return the same rows, whose edits land in a copy."""
+        return RowScope(self.start, self.stop, self.total, self.alone, fresh=True)
 
     def take(self, live: Tensor) -> Tensor:
         """Return a copy of the request's rows, or of the whole tensor where it has no rows.
@@ -123,9 +146,10 @@ class RowScope:
         return torch.full_like(self.take(live), number)
 
     def put(self, live: Tensor, own: Tensor, where: str) -> Tensor:
-        """Copy `own` into the request's rows of `live`, in place."""
-        self._rows(live, own, where).copy_(own)
-        return live
+        """Copy `own` into the request's rows of `live`, in place, or of a copy of it."""
+        target = live.clone() if self.fresh else live
+        self._rows(target, own, where).copy_(own)
+        return target
 
     def _rows(self, live: Tensor, own: Tensor, where: str) -> Tensor:
         if live.dim() and live.shape[0] == self.total:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from nnsight._interleave import refusals
 from nnsight._interleave.landing import Landing, is_fixed
 from nnsight._interleave.structure import map_tensors
-from nnsight.errors import MismatchedValueError, NNsightError, ReadOnlyError
+from nnsight.errors import MismatchedValueError, NNsightError
 
 if TYPE_CHECKING:
     from nnsight._interleave.landing import Handed
@@ -24,13 +25,13 @@ MISSING: Final = object()
 # There is no value: a module that is called without arguments has no input.
 NOTHING: Final = object()
 
-_ENVOYS: Final = str(PurePath(__file__).parent.parent / "_envoy" / "envoy.py")
+_ENVOYS: Final = str(PurePath(__file__).parent.parent / "_envoy")
 
 
 def asking_statement(depth: int) -> tuple[CodeType, int]:
     """Note the instruction of the caller so many frames up, or of the one above it that is no envoy's."""
     frame = sys._getframe(depth + 1)
-    while frame.f_code.co_filename == _ENVOYS and frame.f_back is not None:
+    while frame.f_code.co_filename.startswith(_ENVOYS) and frame.f_back is not None:
         frame = frame.f_back
     return frame.f_code, frame.f_lasti
 
@@ -178,7 +179,7 @@ class Visit:
 
         def refuse() -> None:
             if read_only:
-                raise read_only_error(self.location)
+                raise refusals.read_only(self.location)
 
         everything = assigned and self._scope.lands_unchanged
         landing = Landing(self._handed, self._scope.put, self._scope.fill, before_change=refuse, everything=everything)
@@ -218,11 +219,3 @@ class Visit:
 
 def _allow() -> None:
     return None
-
-
-def read_only_error(location: Location) -> ReadOnlyError:
-    """Say that a program that promised to change nothing did."""
-    return ReadOnlyError(
-        f"the program changed {location}, but it was sent as read-only because its source shows no write there; "
-        "write `envoy.output[...] = value` or assign the value, so that the edit can be seen in the source"
-    )

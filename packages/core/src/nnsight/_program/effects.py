@@ -14,8 +14,9 @@ from types import BuiltinFunctionType, ModuleType
 
 import torch
 
-from nnsight._envoy import Envoy
+from nnsight._envoy import Envoy, Source, SourceOp
 from nnsight._interleave.location import SIDES
+from nnsight._program.inspected import modules_looked_into
 from nnsight._program.saves import save
 
 _SAFE_BUILTINS = frozenset(
@@ -41,15 +42,17 @@ class Effects:
 
     Attributes:
         reads: Locations that the source names, as written.
-        writes: Locations that the source assigns or changes in place, as written.
+        writes: Locations that the source assigns, changes in place or skips, as written.
         unknown: Why the program might change more than `writes` says; empty for a program that is understood.
         uses_result: Whether the program asks for the finished output.
+        looks_into: Last names of the modules whose `.source` the program may ask for, or `"*"` for any.
     """
 
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     uses_result: bool = False
+    looks_into: tuple[str, ...] = ()
 
     @property
     def read_only(self) -> bool:
@@ -75,6 +78,7 @@ def summarize(statements: Sequence[ast.stmt], values: Mapping[str, object], name
         tuple(sorted(walker.writes)),
         tuple(dict.fromkeys(walker.unknown)),
         walker.uses_result,
+        modules_looked_into(statements, values),
     )
 
 
@@ -214,6 +218,8 @@ class _Walker(ast.NodeVisitor):
                 or value.__name__.partition(".")[0] not in _SAFE_MODULES
             ):
                 self._note(function, f"calls {ast.unparse(function)}")
+        elif name == "skip":
+            self.writes.add(ast.unparse(function))
         elif name not in _SAFE_METHODS and not _names_envoy(function, value):
             self._note(function, f"calls .{name}")
         elif value is not None and not _is_plain(value):
@@ -298,7 +304,7 @@ def _is_safe_function(value: object) -> bool:
 
 
 def _is_plain(value: object) -> bool:
-    plain = (Envoy, torch.Tensor, list, dict, set, str, bytes, tuple, int, float)
+    plain = (Envoy, Source, SourceOp, torch.Tensor, list, dict, set, str, bytes, tuple, int, float)
     return isinstance(value, plain) or _stands_in(value)
 
 

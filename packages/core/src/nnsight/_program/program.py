@@ -12,6 +12,7 @@ from nnsight._capture import MISSING, BlockSource, block_names, compile_block, p
 from nnsight._interleave import BlockRun
 from nnsight._program.containers import difference, snapshot
 from nnsight._program.effects import Effects, summarize
+from nnsight._program.inspected import check_ops, looks_into
 from nnsight._program.saves import SaveBook, block_helpers, save_names
 
 _HELPERS = tuple(block_helpers())
@@ -53,6 +54,9 @@ class Program:
             given: Names that the trace itself binds, such as the one after `as`.
             value_names: Names of the request's own values, such as `logits`.
             saved: Tells whether a container was saved outside the block.
+
+        Raises:
+            UnknownLocationError: The block names an op that its forward has not.
         """
         statements = parse_block(source)
         names = block_names(statements)
@@ -62,6 +66,7 @@ class Program:
             if value is not MISSING and value is not getattr(builtins, name, MISSING):
                 values[name] = value
         parameters = tuple(sorted(name for name in names.bound if name in values))
+        check_ops(statements, values)
         # A container of several names changes once.
         first = {id(value): name for name, value in sorted(values.items(), reverse=True) if saved(value)}
         returned = tuple(sorted(first.values()))
@@ -97,6 +102,7 @@ class Program:
 
         run = BlockRun(body, grad=grad, inference=inference, read_only=read_only)
         run.saves = book
+        run.looks_into = looks_into(self.effects.looks_into)
         return run
 
 

@@ -149,6 +149,7 @@ class _Forward:
             self._interleaver.end_step()
             return output
 
+        step.nnsight_original = forward  # type: ignore[attr-defined]
         return step
 
     def _abandon_if_over(self, run: BlockRun) -> None:

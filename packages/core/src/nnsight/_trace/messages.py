@@ -9,8 +9,9 @@ from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from nnsight._capture import BlockSource
-from nnsight._envoy import Envoy, ModelTree
+from nnsight._envoy import Envoy, ModelTree, Source, SourceOp
 from nnsight._envoy.envoy import path_of
+from nnsight._envoy.source import address_of
 from nnsight._program import Effects, FunctionCodec, MethodCodec, Program
 from nnsight._trace.block_tracer import BlockTracer
 from nnsight._trace.model import TracedModel
@@ -46,6 +47,26 @@ class EnvoyCodec:
         if self._tree is None:
             raise WireError("the message names a module, which this receiver has not")
         return self._tree.envoy(payload)
+
+
+class SourceCodec:
+    """Send the source of a module or an op, or an op, by its path."""
+
+    tag = "nnsight.source"
+
+    def __init__(self, tree: ModelTree | None = None) -> None:
+        """Read ops of `tree`; a side that only writes needs none."""
+        self._tree = tree
+
+    def encode(self, value: Any, encoder: Encoder) -> object:
+        """Write the path."""
+        return address_of(value)
+
+    def decode(self, payload: Any, decoder: Decoder) -> object:
+        """Find it at its path."""
+        if self._tree is None:
+            raise WireError("the message names an op of a module, which this receiver has not")
+        return self._tree.envoy().get(payload)
 
 
 class TracerCodec:
@@ -97,12 +118,14 @@ def block_codecs(tree: ModelTree | None = None, *, result: object = None) -> Cod
         tree: Where envoys are found, on the side that reads a program.
         result: The finished output, known to both sides.
     """
-    envoys, tracers = EnvoyCodec(tree), TracerCodec()
+    envoys, sources, tracers = EnvoyCodec(tree), SourceCodec(tree), TracerCodec()
     results = ResultCodec(result)
     types: dict[type, Any] = {
         FunctionType: FunctionCodec(),
         MethodType: MethodCodec(),
         Envoy: envoys,
+        Source: sources,
+        SourceOp: sources,
         TracedModel: envoys,
         Tracer: tracers,
         Invoker: tracers,
@@ -126,7 +149,13 @@ def encode_program(program: Program) -> bytes:
         list(astuple(program.source)),
         list(program.parameters),
         list(program.returned),
-        [list(effects.reads), list(effects.writes), list(effects.unknown), effects.uses_result],
+        [
+            list(effects.reads),
+            list(effects.writes),
+            list(effects.unknown),
+            effects.uses_result,
+            list(effects.looks_into),
+        ],
         values,
     ]
     return encode(header, codecs=base_codecs(), name="program")
@@ -148,8 +177,8 @@ def decode_program(data: bytes, tree: ModelTree, device_of: Callable[[str], torc
         raise WireError("the bytes are no program of this version of nnsight; use one version on both sides")
     _, source, parameters, returned, effects, values_data = header
     values: Any = decode(values_data, codecs=block_codecs(tree), limits=TRUSTED, device_of=device_of)
-    reads, writes, unknown, uses_result = effects
-    summary = Effects(tuple(reads), tuple(writes), tuple(unknown), uses_result)
+    reads, writes, unknown, uses_result, looked_into = effects
+    summary = Effects(tuple(reads), tuple(writes), tuple(unknown), uses_result, tuple(looked_into))
     return Program(BlockSource(*source), tuple(parameters), values, tuple(returned), summary)
 
 

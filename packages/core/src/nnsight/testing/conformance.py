@@ -23,6 +23,7 @@ from nnsight.errors import (
     UnknownLocationError,
     UntransferableValueError,
 )
+from nnsight.testing.source_conformance import ProcessSourceConformance, SourceConformance
 
 if TYPE_CHECKING:
     from nnsight.testing.subject import Subject
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 STEPS = 4
 
 
-class BackendConformance:
+class BackendConformance(SourceConformance):
     """Each test is one promise to the user, named after it."""
 
     # Reading ------------------------------------------------------------------------------------------------------
@@ -519,7 +520,7 @@ class BackendConformance:
         assert receipt.edits == {f"{layers[0]}.output": 3}
 
 
-class ProcessConformance(BackendConformance):
+class ProcessConformance(BackendConformance, ProcessSourceConformance):
     """What holds besides where blocks run in another process."""
 
     def test_a_value_that_cannot_travel_is_refused_with_its_name(self, subject: Subject) -> None:

@@ -28,6 +28,24 @@ class Reference:
 
 
 @dataclass(frozen=True)
+class LayerOps:
+    """What there is to look into below each layer.
+
+    Attributes:
+        child: Name of a child of the layer. It returns one tensor, [rows, hidden], and keeps nothing for later steps.
+        inner: Path of a module below the child, or the child's own op, that is reached whenever the child runs.
+        call: The op of the layer's forward that calls the child.
+        nested: Path below the layer of a module (`""` for the layer itself), an op of its forward that calls a Python
+            function, and the op of that function whose value it returns.
+    """
+
+    child: str
+    inner: str
+    call: str
+    nested: tuple[str, str, str]
+
+
+@dataclass(frozen=True)
 class Subject:
     """A small causal language model on a backend, and the same network outside it.
 
@@ -41,6 +59,7 @@ class Subject:
         stream: Turns a layer's output into the hidden states that leave it; travels with blocks.
         add: Adds a tensor to the hidden states that leave a layer, in place; takes the layer's envoy; travels.
         replace: Replaces the hidden states that leave a layer; takes the envoy and the new states; travels.
+        ops: What there is to look into below each layer.
         reference: Computes what the network does for a prompt in so many steps, with edits of hidden states by layer.
         tokens: The generated ids of a result.
         tolerance: Largest absolute difference between the backend and its reference.
@@ -55,6 +74,7 @@ class Subject:
     stream: Callable[[Any], torch.Tensor]
     add: Callable[[Any, torch.Tensor], None]
     replace: Callable[[Any, torch.Tensor], None]
+    ops: LayerOps
     reference: Callable[[tuple[Any, ...], int, Mapping[int, Edit]], Reference]
     tokens: Callable[[Any], list[int]]
     tolerance: float = 1e-4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nnsight._envoy import ModelTree
-from nnsight_vllm.compat.model_access import call_ad_hoc, sharded_sides
+from nnsight_vllm.compat.model_access import call_ad_hoc, keeps_state, sharded_sides
 
 if TYPE_CHECKING:
     from nnsight_vllm.compat.model_access import WorkerModel
@@ -18,5 +18,10 @@ def build_tree(model: WorkerModel) -> ModelTree:
     root = model.root
     sharded = sharded_sides(root) if model.tensor_parallel_size > 1 else {}
     return ModelTree(
-        root, values=VALUES, helpers={"tokenizer": lambda: model.tokenizer}, call=call_ad_hoc, sharded=sharded
+        root,
+        values=VALUES,
+        helpers={"tokenizer": lambda: model.tokenizer},
+        call=call_ad_hoc,
+        keeps_state=keeps_state,
+        sharded=sharded,
     )

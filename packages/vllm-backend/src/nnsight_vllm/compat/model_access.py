@@ -88,7 +88,7 @@ def call_ad_hoc(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
-    if any(hasattr(part, "kv_cache") for part in module.modules()):
+    if keeps_state(module):
         raise UnsupportedFeatureError(
             f"{type(module).__name__} writes the keys and values of the running request when it is called, so it "
             "cannot be called ad hoc; call the parts of it that hold no attention"
@@ -100,6 +100,11 @@ def call_ad_hoc(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         if isinstance(module, VocabParallelEmbedding) and own and own[0].is_floating_point():
             return _logits(module, *own, **named)
         return module(*own, **named)
+
+
+def keeps_state(module: nn.Module) -> bool:
+    """Tell whether a module, or one below it, writes the cache of the running requests when it is called."""
+    return any(hasattr(part, "kv_cache") for part in module.modules())
 
 
 def _logits(head: Any, hidden: torch.Tensor) -> torch.Tensor:
