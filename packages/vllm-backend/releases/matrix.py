@@ -1,0 +1,128 @@
+"""Run the backend's tests on many releases of vLLM, an environment each.
+
+    python matrix.py cpu [RELEASE ...] [RUNNER ...] [PYTEST ARGUMENT ...]
+    python matrix.py gpu [RELEASE ...] [RUNNER ...] [PYTEST ARGUMENT ...]
+    python matrix.py versions [RELEASE ...]     choose the versions in environments/ anew
+    python matrix.py table                      make the table in docs/reference/support.md anew
+
+What follows the releases and runners goes to pytest. A run of all tests is written to docs/reference/support; one of a
+selection is written to .nox/support alone, since it proves less.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import environments
+import results
+import snapshots
+from environments import ROOT, Environment
+
+CACHE: Final = ROOT / ".nox"
+_TESTS: Final = "packages/vllm-backend/tests"
+_FACTS: Final = """
+import platform, torch
+print(platform.python_version(), torch.__version__.partition("+")[0],
+      torch.cuda.get_device_name(0) if torch.cuda.is_available() else platform.machine(), sep="|")
+"""
+
+
+def parse(arguments: list[str]) -> tuple[list[str], list[str], list[str]]:
+    """Split arguments into releases, runners, and what goes to pytest."""
+    releases: list[str] = []
+    runners: list[str] = []
+    for index, argument in enumerate(arguments):
+        if re.fullmatch(r"\d+\.\d+(\.\d+)?", argument):
+            releases.append(argument if argument.count(".") == 2 else f"{argument}.0")
+        elif argument in results.RUNNERS:
+            runners.append(argument)
+        else:
+            return releases, runners, arguments[index:]
+    return releases, runners, []
+
+
+def run_matrix(device: str, arguments: list[str]) -> int:
+    """Run cells of the matrix, print what they gave, and return the number of those that failed."""
+    releases, runners, selection = parse(arguments)
+    known = environments.cpu_releases() if device == "cpu" else snapshots.committed()
+    outcomes = []
+    for release in releases or known:
+        if device == "cpu":
+            if release not in known:
+                raise SystemExit(f"no environment of vLLM {release} for CPUs; there are {', '.join(known)}")
+            environment = environments.make_cpu(release, CACHE)
+        else:
+            environment = environments.make_gpu(release, CACHE)
+        for runner in runners or results.RUNNERS:
+            result = run_cell(environment, device, release, runner, selection)
+            path = results.write(result, CACHE / "support" if selection else results.FOLDER)
+            outcomes.append((result, path))
+    if not selection:
+        results.refresh()
+    for result, path in outcomes:
+        counts = ", ".join(f"{result.count(outcome)} {outcome}" for outcome in ("passed", "failed", "skipped"))
+        print(f"{result.device} {result.vllm} {result.runner}: {counts}; {path.relative_to(ROOT)}")
+        for failure in result.failures:
+            print(f"    {failure}")
+    return sum(result.count("failed") > 0 or not result.count("passed") for result, _ in outcomes)
+
+
+def run_cell(environment: Environment, device: str, release: str, runner: str, selection: list[str]) -> results.Result:
+    """Run the tests in one environment on one runner.
+
+    Raises:
+        SystemExit: pytest did not run to its end.
+    """
+    print(f"== {device}, vLLM {release}, {runner}", flush=True)
+    logs = CACHE / "support"
+    logs.mkdir(parents=True, exist_ok=True)
+    report = logs / f"{device}-{release}-{runner}.xml"
+    report.unlink(missing_ok=True)
+    python = str(environment.python)
+    chosen = [part for part in selection if part.partition("::")[0].endswith(".py") or Path(part).is_dir()]
+    # The tests of the backend know this option: it chooses the model runner of their engines.
+    options = ["--vllm-runner", runner, f"--junitxml={report}", "-p", "no:cacheprovider"]
+    command = [python, "-m", "pytest", *([] if chosen else [_TESTS]), *options, *selection]
+    variables = {**os.environ, "VLLM_NO_USAGE_STATS": "1"}
+    variables.pop("PYTHONPATH", None)
+    if device == "gpu":
+        variables["NNSIGHT_REQUIRE_GPU"] = "1"
+    subprocess.run(command, cwd=ROOT, env=variables, check=False)
+    if not report.is_file():
+        raise SystemExit(f"pytest did not run to its end in {environment.python.parents[1]}; see its output above")
+    tests, failures = results.read_report(report)
+    facts = subprocess.run([python, "-c", _FACTS], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    version, torch, hardware = facts.strip().splitlines()[-1].split("|")
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--exclude=*"], capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout.strip()
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    return results.Result(
+        release, runner, device, hardware, environment.compiled, version, torch, commit, today, tests, failures
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command line."""
+    command, *rest = arguments or ["--help"]
+    if command in ("cpu", "gpu"):
+        return int(bool(run_matrix(command, rest)))
+    if command == "versions":
+        for release in rest or [name for name in environments.cpu_releases() if name not in environments.BORROWED]:
+            environments.compile_versions(release)
+        return 0
+    if command == "table":
+        print("the table was " + ("made anew" if results.refresh() else "up to date"))
+        return 0
+    print(__doc__)
+    return 0 if command in ("-h", "--help") else 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
