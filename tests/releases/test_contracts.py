@@ -100,10 +100,10 @@ def test_a_name_is_needed_by_its_runner_and_its_releases_alone() -> None:
 
 
 @pytest.mark.parametrize("release", snapshots.committed())
-def test_each_release_has_what_the_records_need(release: str) -> None:
+def test_each_supported_release_has_what_the_records_need(release: str) -> None:
     snapshot = snapshots.read(release)
     assert snapshot.keys() == RECORDED
-    assert snapshots.problems(release, snapshot) == []
+    assert not in_range(release) or snapshots.problems(release, snapshot) == []
 
 
 def test_the_range_starts_and_ends_at_releases_that_were_looked_at() -> None:

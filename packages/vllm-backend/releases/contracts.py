@@ -4,7 +4,7 @@
     python contracts.py update [RELEASE ...]   take snapshots anew
     python contracts.py upstream               what moved in the newest release on the package index
 
-Releases default to those in the range that pyproject.toml declares; `check --offline` reads committed files alone.
+Releases default to those with a snapshot; wheels are read of the supported ones. `check --offline` reads no wheel.
 """
 
 from __future__ import annotations
@@ -17,39 +17,36 @@ from fetch import newest_release, sources_of
 
 
 def check(releases: list[str], cache: Path, offline: bool) -> int:
-    """Return the number of problems, each printed."""
-    found: list[str] = []
+    """Print a line per release with its problems, and return how many problems supported releases have."""
+    num_problems = 0
     for release in releases or snapshots.committed():
+        supported = snapshots.in_range(release)
         if not (snapshots.CONTRACTS / f"{release}.json").is_file():
-            found.append(f"{release}: no snapshot; run `nox -s contracts -- update {release}`")
-            continue
+            raise SystemExit(f"no snapshot of vLLM {release}: take it with `nox -s contracts -- update {release}`")
         snapshot = snapshots.read(release)
-        new = [f"{release}: {problem}" for problem in snapshots.problems(release, snapshot)]
-        compared = not offline and (bool(releases) or snapshots.in_range(release))
+        problems = snapshots.problems(release, snapshot)
+        compared = not offline and (bool(releases) or supported)
         if compared:
-            taken = snapshots.take(sources_of(release, cache))
-            new += [
-                f"{release}: the wheel differs from its snapshot: {move}" for move in snapshots.moves(snapshot, taken)
-            ]
-        found += new
-        print(
-            f"{release}: {'as recorded' if not new else f'{len(new)} problems'}{'' if compared else ', wheel not read'}"
-        )
-    for problem in found:
-        print(problem)
-    return len(found)
+            moves = snapshots.moves(snapshot, snapshots.take(sources_of(release, cache)))
+            problems += [f"the wheel is not as its snapshot: {move}" for move in moves]
+        num_problems += len(problems) if supported else 0
+        state = [] if supported else ["not supported"]
+        state += [f"{len(problems)} problems" if problems else "as recorded"]
+        state += [] if compared else ["wheel not read"]
+        print("\n    ".join([f"{release}: {', '.join(state)}", *problems]))
+    return num_problems
 
 
 def update(releases: list[str], cache: Path) -> int:
-    """Take snapshots anew and return the number of problems in them, each printed."""
-    found: list[str] = []
-    for release in releases or [name for name in snapshots.committed() if snapshots.in_range(name)]:
+    """Take snapshots anew, print what they lack, and return how much supported releases lack."""
+    num_problems = 0
+    for release in releases or snapshots.committed():
         taken = snapshots.take(sources_of(release, cache))
         snapshots.write(release, taken)
-        found += [f"{release}: {problem}" for problem in snapshots.problems(release, taken)]
-    for problem in found:
-        print(problem)
-    return len(found)
+        problems = snapshots.problems(release, taken)
+        num_problems += len(problems) if snapshots.in_range(release) else 0
+        print("\n    ".join([f"{release}: {len(problems)} problems", *problems]))
+    return num_problems
 
 
 def upstream(cache: Path) -> int:
@@ -74,7 +71,7 @@ def main() -> int:
     parser.add_argument("command", choices=("check", "update", "upstream"))
     parser.add_argument("releases", nargs="*", metavar="RELEASE")
     parser.add_argument("--cache", type=Path, default=Path(".nox") / "contracts", help="folder for unpacked releases")
-    parser.add_argument("--offline", action="store_true", help="check committed files alone")
+    parser.add_argument("--offline", action="store_true", help="read no wheel")
     options = parser.parse_args()
     if options.command == "check":
         return int(bool(check(options.releases, options.cache, options.offline)))

@@ -5,8 +5,8 @@
     python matrix.py versions [RELEASE ...]     choose the versions in environments/ anew
     python matrix.py table                      make the table in docs/reference/support.md anew
 
-What follows the releases and runners goes to pytest. A run of all tests is written to docs/reference/support; one of a
-selection is written to .nox/support alone, since it proves less.
+What follows the releases and runners goes to pytest. Runs of all tests, or of whole test files, are written to
+docs/reference/support; runs of any other selection to .nox/support, since their records cannot say what was left out.
 """
 
 from __future__ import annotations
@@ -47,10 +47,16 @@ def parse(arguments: list[str]) -> tuple[list[str], list[str], list[str]]:
     return releases, runners, []
 
 
+def are_files(arguments: list[str]) -> list[bool]:
+    """Tell which arguments of pytest are whole test files."""
+    return [Path(argument).is_file() and argument.endswith(".py") for argument in arguments]
+
+
 def run_matrix(device: str, arguments: list[str]) -> int:
     """Run cells of the matrix, print what they gave, and return the number of those that failed."""
     releases, runners, selection = parse(arguments)
     known = environments.cpu_releases() if device == "cpu" else snapshots.committed()
+    recorded = all(are_files(selection))
     outcomes = []
     for release in releases or known:
         if device == "cpu":
@@ -61,9 +67,9 @@ def run_matrix(device: str, arguments: list[str]) -> int:
             environment = environments.make_gpu(release, CACHE)
         for runner in runners or results.RUNNERS:
             result = run_cell(environment, device, release, runner, selection)
-            path = results.write(result, CACHE / "support" if selection else results.FOLDER)
+            path = results.write(result, results.FOLDER if recorded else CACHE / "support")
             outcomes.append((result, path))
-    if not selection:
+    if recorded:
         results.refresh()
     for result, path in outcomes:
         counts = ", ".join(f"{result.count(outcome)} {outcome}" for outcome in ("passed", "failed", "skipped"))
@@ -85,10 +91,9 @@ def run_cell(environment: Environment, device: str, release: str, runner: str, s
     report = logs / f"{device}-{release}-{runner}.xml"
     report.unlink(missing_ok=True)
     python = str(environment.python)
-    chosen = [part for part in selection if part.partition("::")[0].endswith(".py") or Path(part).is_dir()]
     # The tests of the backend know this option: it chooses the model runner of their engines.
     options = ["--vllm-runner", runner, f"--junitxml={report}", "-p", "no:cacheprovider"]
-    command = [python, "-m", "pytest", *([] if chosen else [_TESTS]), *options, *selection]
+    command = [python, "-m", "pytest", *([] if any(are_files(selection)) else [_TESTS]), *options, *selection]
     variables = {**os.environ, "VLLM_NO_USAGE_STATS": "1"}
     variables.pop("PYTHONPATH", None)
     if device == "gpu":
