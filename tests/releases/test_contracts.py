@@ -246,7 +246,7 @@ def test_what_moved_is_told_in_words() -> None:
         "pack:run lost batch",
         "pack:run: its type was int, and is list",
         "pack:turned has its parameters in another order: two, one",
-        "changed inside, to be read again: same",
+        "changed inside, to be read again: pack:same",
     ]
 
 
@@ -269,3 +269,15 @@ def test_what_a_snapshot_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_tools_read_the_records_of_the_package() -> None:
     assert [name.target for name in snapshots.RECORDS.NAMES] == [name.target for name in relied_on.NAMES]
+
+
+def test_a_function_is_changed_inside_when_what_it_does_is(tmp_path: Path) -> None:
+    def digest(text: str) -> str:
+        (tmp_path / "pack.py").write_text(textwrap.dedent(text))
+        found = Sources(tmp_path, "pack").find("pack:run")
+        assert found is not None
+        return found.body
+
+    plain = digest("def run():\n    return 1\n")
+    assert digest('def run():\n    """Say\n    more."""\n\n    # A comment.\n    return 1\n') == plain
+    assert digest("def run():\n    return 2\n") != plain

@@ -135,7 +135,8 @@ def moves(before: Snapshot, after: Snapshot) -> list[str]:
                 f"{target}: its type was {old.annotation or 'not written'}, and is {new.annotation or 'not written'}"
             )
         if old.body != new.body and old.kind == new.kind:
-            inside.append(target.partition(":")[2])
+            module, _, name = target.partition(":")
+            inside.append(f"{module.rpartition('.')[2]}:{name}")
     if inside:
         told.append(f"changed inside, to be read again: {', '.join(inside)}")
     return told

@@ -20,7 +20,7 @@ class Found:
         file: Where it is defined, from the folder that holds the package.
         parameters: Of a function, or of a class's constructor: `name`, `name=` with a default, `*name`, `**name`.
         annotation: Of a value, or of what a function returns; empty where none is written.
-        body: A digest of a function's source without comments and blank lines; empty for everything else.
+        body: A digest of a function's source without docstring, comments and blank lines; empty for everything else.
     """
 
     kind: str
@@ -198,7 +198,10 @@ class Sources:
     def _digest(self, module: str, node: _Function) -> str:
         parsed = self._parsed(module)
         assert parsed is not None
-        lines = [line.strip() for line in parsed[2][node.lineno - 1 : node.end_lineno]]
+        documented = ast.get_docstring(node, clean=False) is not None
+        text = range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1) if documented else range(0)
+        numbers = [number for number in range(node.lineno, (node.end_lineno or 0) + 1) if number not in text]
+        lines = [parsed[2][number - 1].strip() for number in numbers]
         kept = [line for line in lines if line and not line.startswith("#")]
         return hashlib.sha256("\n".join(kept).encode()).hexdigest()[:12]
 
