@@ -84,9 +84,10 @@ def take(root: Path) -> Snapshot:
 
 def write(release: str, snapshot: Snapshot) -> None:
     """Write a snapshot where it is committed."""
-    names = {target: _as_data(found) for target, found in sorted(snapshot.items())}
-    text = json.dumps({"vllm": release, "names": names}, indent=1, ensure_ascii=False)
-    (CONTRACTS / f"{release}.json").write_text(text + "\n", encoding="utf-8")
+    # A line per name, so that a difference between two releases is read as one.
+    lines = [f"{json.dumps(target)}: {json.dumps(_as_data(found))}" for target, found in sorted(snapshot.items())]
+    text = f'{{"vllm": {json.dumps(release)}, "names": {{\n' + ",\n".join(lines) + "\n}}\n"
+    (CONTRACTS / f"{release}.json").write_text(text, encoding="utf-8")
 
 
 def read(release: str) -> Snapshot:

@@ -71,9 +71,9 @@ def release_key(release: str) -> tuple[int, ...]:
     return tuple([*numbers, 0, 0][: max(len(numbers), 3)])
 
 
-def _members(owner: str, names: str, **facts: str) -> Iterator[Name]:
+def _members(owner: str, names: str, runner: Runner | None = None) -> Iterator[Name]:
     for name in names.split():
-        yield Name(f"{owner}.{name}", runner=facts.get("runner"), since=facts.get("since", ""))  # type: ignore[arg-type]
+        yield Name(f"{owner}.{name}", runner=runner)
 
 
 PATCHES: tuple[Patch, ...] = (
