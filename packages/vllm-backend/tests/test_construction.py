@@ -77,7 +77,6 @@ def test_settings_say_what_is_set_and_why(meta: Any) -> None:
         ({"speculative_config": {"method": "ngram"}}, UnsupportedFeatureError, "speculative_config"),
         ({"remote": True}, UnsupportedFeatureError, "True"),
         ({"taps": ["model.layers.*.output"]}, BackendNotFoundError, "tapped"),
-        ({"mode": "async"}, BackendNotFoundError, "async"),
     ],
 )
 def test_an_argument_that_cannot_be_served_is_refused_where_it_was_written(
@@ -103,23 +102,40 @@ def test_an_unsupported_vllm_is_refused_with_the_range_and_what_is_installed() -
 
 def test_every_seam_of_the_installed_vllm_is_present_and_a_lost_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     from nnsight_vllm.compat import records
+    from nnsight_vllm.compat.relied_on import Name
+    from nnsight_vllm.compat.versions import supported_range
 
     assert records.missing_seams() == []
-    monkeypatch.setitem(records.SEAMS, "vllm.v1.worker.gpu_model_runner:GPUModelRunner.no_such", ())
-    with pytest.raises(EngineError, match="no_such"):
+    runner = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
+    lost = (
+        Name(f"{runner}.no_such_method"),
+        Name(f"{runner}._sample", ("no_such_parameter",)),
+        Name("vllm:NoSuchClass"),
+    )
+    monkeypatch.setattr(records, "NAMES", lost)
+    with pytest.raises(EngineError, match=f"(?s)no_such_method.*no_such_parameter.*NoSuchClass.*{supported_range()}"):
         records.refuse_missing_seams()
+
+
+def test_the_self_test_looks_at_the_names_of_the_runner_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nnsight_vllm.compat import records
+    from nnsight_vllm.compat.relied_on import Name
+
+    monkeypatch.setattr(records, "NAMES", (Name("vllm:NoSuchClass", runner="v2"),))
+    assert records.missing_seams(("v1",)) == []
+    assert len(records.missing_seams(("v2",))) == len(records.missing_seams()) == 1
 
 
 def test_patches_are_applied_once_and_are_inert_for_other_engines() -> None:
     from vllm.config.vllm import VllmConfig
 
-    from nnsight_vllm.compat.records import PATCHES, apply_patches, patched_targets
+    from nnsight_vllm.compat.records import apply_patches, patch_records, patched_targets
 
     apply_patches()
     first = VllmConfig.use_v2_model_runner
     apply_patches()
     assert VllmConfig.use_v2_model_runner is first
-    assert patched_targets() == [record.target for record in PATCHES]
+    assert patched_targets() == [record.target for record in patch_records()]
 
 
 def test_values_outside_a_block_say_where_they_exist(meta: Any) -> None:

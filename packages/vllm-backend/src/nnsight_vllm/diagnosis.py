@@ -11,7 +11,7 @@ import torch
 
 from nnsight.diagnosis import Finding
 from nnsight.errors import UnsupportedVersionError
-from nnsight_vllm.compat.records import PATCHES, SEAMS, missing_seams
+from nnsight_vllm.compat.records import missing_seams, num_names
 from nnsight_vllm.compat.versions import DISTRIBUTIONS, installed_version, refuse_unsupported, supported_range
 
 _PLUGIN = "nnsight"
@@ -97,7 +97,7 @@ def _seams() -> Finding:
             "; ".join(problems),
             f"install a release of vLLM in {supported_range()} that nobody has changed",
         )
-    return Finding("vLLM's insides", "ok", f"all {len(PATCHES) + len(SEAMS)} names that nnsight relies on are there")
+    return Finding("vLLM's insides", "ok", f"all {num_names()} names that nnsight relies on are there")
 
 
 def _engine(checkpoint: str, keywords: Mapping[str, Any]) -> list[Finding]:

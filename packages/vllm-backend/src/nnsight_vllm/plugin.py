@@ -26,9 +26,9 @@ def register_engines(register: Callable[[EngineSpec], None]) -> None:
 @hookimpl
 def register_patches(register: Callable[[PatchRecord], None]) -> None:
     """Register a record of each place where vLLM is changed."""
-    from nnsight_vllm.compat.records import PATCHES
+    from nnsight_vllm.compat.records import patch_records
 
-    for record in PATCHES:
+    for record in patch_records():
         register(record)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-_GROUPS = ("_WORLD", "_TP", "_PP", "_DP", "_EP", "_DCP", "_PCP", "_EPLB")
+_GROUPS = ("_WORLD", "_TP", "_ETP", "_PP", "_DP", "_EP", "_DCP", "_PCP", "_EPLB")
 
 
 @dataclass(frozen=True)

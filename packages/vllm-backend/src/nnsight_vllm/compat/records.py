@@ -1,106 +1,49 @@
-"""Every patch of vLLM as a record, with its self-test and its application."""
+"""The patches of vLLM: their records, their application, and the self-test of every name that we rely on."""
 
 from __future__ import annotations
 
+import dis
 import importlib
 import inspect
+from collections.abc import Iterable
+from types import FunctionType
 from typing import Any
 
 from nnsight.errors import EngineError
 from nnsight.events import PatchRecord
-
-TESTED = ">=0.26,<0.28"
-
-PATCHES = (
-    PatchRecord(
-        target="vllm.config.scheduler:SchedulerConfig.get_scheduler_cls",
-        why="derives our scheduler from whatever class vLLM chose, so that a block can end its request",
-        source="vLLM 0.27.1, config/scheduler.py; called by v1/engine/core.py after the plugins were loaded",
-        versions=TESTED,
-        remove_when="vLLM lets a worker end a request",
-        signature=("self",),
-    ),
-    PatchRecord(
-        target="vllm.v1.worker.worker_base:WorkerWrapperBase.init_device",
-        why="sets up our session in each worker, whatever worker_cls is",
-        source="vLLM 0.27.1, v1/worker/worker_base.py",
-        versions=TESTED,
-        remove_when="vLLM calls worker extensions at start (0.33 has init_worker_extension)",
-        signature=("self",),
-    ),
-)
-
-# Names that are relied on without being patched: "module:qualified.name" and the parameters that must be there.
-SEAMS: dict[str, tuple[str, ...]] = {
-    "vllm.v1.worker.gpu_model_runner:GPUModelRunner._update_states": ("self", "scheduler_output"),
-    "vllm.v1.worker.gpu_model_runner:GPUModelRunner._model_forward": ("self", "input_ids", "positions"),
-    "vllm.v1.worker.gpu_model_runner:GPUModelRunner._sample": ("self", "logits"),
-    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens": ("self", "grammar_output"),
-    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model": ("self", "scheduler_output"),
-    "vllm.v1.core.sched.scheduler:Scheduler.update_from_output": ("self", "scheduler_output", "model_runner_output"),
-    "vllm.v1.core.sched.scheduler:Scheduler._update_request_with_output": ("self", "request", "new_token_ids"),
-    "vllm.model_executor.model_loader.utils:initialize_model": ("vllm_config",),
-    "vllm.engine.arg_utils:EngineArgs.create_engine_config": ("self",),
-}
+from nnsight_vllm.compat import relied_on
+from nnsight_vllm.compat.relied_on import NAMES, Name, Runner
+from nnsight_vllm.compat.versions import installed_version, supported_range
 
 
-def missing_seams() -> list[str]:
-    """Return what vLLM lacks of the names and parameters that we rely on, one sentence each."""
-    wanted = {record.target: record.signature for record in PATCHES} | SEAMS
-    return [problem for target, names in wanted.items() if (problem := _problem(target, names)) is not None]
+def patch_records() -> tuple[PatchRecord, ...]:
+    """Return the record of each patch."""
+    versions = str(supported_range())
+    return tuple(
+        PatchRecord(
+            target=patch.target,
+            why=patch.why,
+            source=patch.source,
+            versions=versions,
+            remove_when=patch.remove_when + (f" (vLLM {patch.remove_from})" if patch.remove_from else ""),
+            signature=patch.parameters,
+        )
+        for patch in relied_on.PATCHES
+    )
 
 
-def apply_patches() -> None:
-    """Put every patch in place, once per process.
+def num_names() -> int:
+    """Return how many names the self-test looks at in the installed release."""
+    return len(_wanted(("v1", "v2")))
 
-    Raises:
-        EngineError: vLLM lacks something that a patch relies on.
+
+def missing_seams(runners: Iterable[Runner] = ("v1", "v2")) -> list[str]:
+    """Return what vLLM lacks of the names and parameters that we rely on, one sentence each.
+
+    Args:
+        runners: The model runners whose names are looked at, beside those that both need.
     """
-    from nnsight_vllm.compat.engine_core import wrap_get_scheduler_cls
-    from nnsight_vllm.compat.worker import wrap_init_device
-
-    wrappers = dict(zip([record.target for record in PATCHES], [wrap_get_scheduler_cls, wrap_init_device], strict=True))
-    for target, wrap in wrappers.items():
-        owner, name = _owner(target)
-        current = inspect.getattr_static(owner, name)
-        if not _is_ours(current):
-            wrapped = wrap(current)
-            if not isinstance(wrapped, property):
-                wrapped.nnsight_original = current
-            setattr(owner, name, wrapped)
-
-
-def patched_targets() -> list[str]:
-    """Return the targets that are patched in this process."""
-    return [record.target for record in PATCHES if _is_ours(inspect.getattr_static(*_owner(record.target)))]
-
-
-def _is_ours(attribute: Any) -> bool:
-    function = attribute.fget if isinstance(attribute, property) else attribute
-    return hasattr(function, "nnsight_original")
-
-
-def _owner(target: str) -> tuple[Any, str]:
-    module, _, path = target.partition(":")
-    *parents, name = path.split(".")
-    owner: Any = importlib.import_module(module)
-    for parent in parents:
-        owner = getattr(owner, parent)
-    return owner, name
-
-
-def _problem(target: str, names: tuple[str, ...]) -> str | None:
-    try:
-        owner, name = _owner(target)
-        found = inspect.getattr_static(owner, name)
-    except (ImportError, AttributeError) as error:
-        return f"{target} is gone ({error})"
-    if not names:
-        return None
-    found = getattr(found, "nnsight_original", found)
-    parameters = inspect.signature(inspect.unwrap(found)).parameters
-    lost = [parameter for parameter in names if parameter not in parameters]
-    return f"{target} has no parameter {', '.join(lost)}" if lost else None
+    return [problem for name in _wanted(tuple(runners)) if (problem := _problem(name)) is not None]
 
 
 def refuse_missing_seams() -> None:
@@ -112,5 +55,94 @@ def refuse_missing_seams() -> None:
     problems = missing_seams()
     if problems:
         raise EngineError(
-            f"this vLLM lacks what nnsight-vllm relies on: {'; '.join(problems)}; install a release in {TESTED}"
+            f"this vLLM lacks what nnsight-vllm relies on: {'; '.join(problems)}; install a release in "
+            f"{supported_range()} that nobody has changed"
         )
+
+
+def apply_patches() -> None:
+    """Put every patch in place, once per process.
+
+    Raises:
+        EngineError: vLLM lacks something that a patch relies on.
+    """
+    from nnsight_vllm.compat.engine_core import wrap_get_scheduler_cls
+    from nnsight_vllm.compat.worker import wrap_init_device
+
+    wrappers = (wrap_get_scheduler_cls, wrap_init_device)
+    for patch, wrap in zip(relied_on.PATCHES, wrappers, strict=True):
+        owner, name = _owner(patch.target)
+        current = inspect.getattr_static(owner, name)
+        if not _is_ours(current):
+            wrapped = wrap(current)
+            wrapped.nnsight_original = current
+            setattr(owner, name, wrapped)
+
+
+def patched_targets() -> list[str]:
+    """Return the targets that are patched in this process."""
+    return [patch.target for patch in relied_on.PATCHES if _is_ours(inspect.getattr_static(*_owner(patch.target)))]
+
+
+def _is_ours(attribute: Any) -> bool:
+    return hasattr(attribute, "nnsight_original")
+
+
+def _wanted(runners: tuple[Runner, ...]) -> list[Name]:
+    release = installed_version() or ""
+    return [name for name in (*relied_on.PATCHES, *NAMES) if name.applies_to(release, runners)]
+
+
+def _owner(target: str) -> tuple[Any, str]:
+    module, _, path = target.partition(":")
+    *parents, name = path.split(".")
+    owner: Any = importlib.import_module(module)
+    for parent in parents:
+        owner = getattr(owner, parent)
+    return owner, name
+
+
+def _problem(wanted: Name) -> str | None:
+    """Say what is wrong with a name, or nothing."""
+    try:
+        owner, name = _owner(wanted.target)
+        found = _member(owner, name)
+    except (ImportError, AttributeError) as error:
+        return f"{wanted.target} is gone ({error})"
+    if not wanted.parameters:
+        return None
+    found = getattr(found, "nnsight_original", found)
+    parameters = inspect.signature(inspect.unwrap(found)).parameters
+    lost = [parameter for parameter in wanted.parameters if parameter not in parameters]
+    return f"{wanted.target} has no parameter {', '.join(lost)}" if lost else None
+
+
+def _member(owner: Any, name: str) -> Any:
+    """Return an attribute of a module or a class, or None for one that exists on instances alone.
+
+    Raises:
+        AttributeError: There is none, and no method of the class sets one.
+        ImportError: A module lacks it, and has no such submodule.
+    """
+    if inspect.ismodule(owner):
+        # Names of vLLM's root are imported when they are asked for, and static lookup would not see them.
+        return getattr(owner, name) if hasattr(owner, name) else importlib.import_module(f"{owner.__name__}.{name}")
+    try:
+        return inspect.getattr_static(owner, name)
+    except AttributeError:
+        if not _instances_have(owner, name):
+            raise
+        return None
+
+
+def _instances_have(kind: type, name: str) -> bool:
+    for base in kind.__mro__:
+        if name in base.__dict__.get("__annotations__", ()):
+            return True
+        for attribute in vars(base).values():
+            function = inspect.unwrap(attribute) if isinstance(attribute, FunctionType) else None
+            if function is not None and name in function.__code__.co_names:
+                instructions = dis.get_instructions(function)
+                if any(step.opname == "STORE_ATTR" and step.argval == name for step in instructions):
+                    return True
+    return False
