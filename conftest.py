@@ -11,6 +11,9 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # in GiB; the default is a
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+# A project of its own, whose tests run where it is installed; see tests/packaging/test_plugin_example.py.
+collect_ignore = ["tests/plugin_example"]
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
