@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -83,6 +85,16 @@ def test_a_failure_of_the_network_is_the_error_of_its_requests(model: Any) -> No
 def test_after_the_death_of_a_worker_the_next_trace_starts_another(model: Any) -> None:
     with pytest.raises(EngineError, match="exit status 9"), model.trace(PROMPT):
         os._exit(9)
+    with model.trace(PROMPT) as tracer:
+        result = tracer.result.save()
+    assert len(result.tokens) == 1
+
+
+def test_after_an_interrupt_the_next_trace_starts_another_worker(model: Any) -> None:
+    client = os.getpid()
+    with pytest.raises(KeyboardInterrupt), model.trace(PROMPT):
+        os.kill(client, signal.SIGINT)
+        time.sleep(3600)
     with model.trace(PROMPT) as tracer:
         result = tracer.result.save()
     assert len(result.tokens) == 1

@@ -1,11 +1,11 @@
 """What a backend is made of: the classes and functions that it subclasses, calls and is given.
 
-A backend is a subclass of [`TracedModel`][nnsight.TracedModel] that a plugin registers with `register_backends`. It is
-given [`Request`][nnsight.backends.Request]s and returns one [`Outcome`][nnsight.backends.Outcome] for each.
+A backend is a subclass of `TracedModel` that a plugin registers with `register_backends`. It is given a `Request` for
+each invoke and returns an `Outcome` for each.
 
-Where the model runs, a [`Program`][nnsight.backends.Program] is started as a
-[`BlockRun`][nnsight.backends.BlockRun], and an [`Interleaver`][nnsight.backends.Interleaver] serves it the values of
-each forward. Where that is another process, programs and outcomes travel as bytes.
+Where the model runs, the `Program` of a request is started as a `BlockRun`, an `Interleaver` serves it the values of
+each forward, and `finish_run` tells what became of it. Where that is another process, programs and outcomes travel as
+bytes.
 
 This module, `nnsight.hookspecs`, `nnsight.events`, `nnsight.errors` and `nnsight.testing` are all that a backend needs.
 """
