@@ -83,7 +83,7 @@ def test_each_refused_engine_keyword_is_documented() -> None:
 
 def test_the_public_names_are_documented_and_no_others() -> None:
     listed = re.findall(r"^\| `nnsight\.(\w+)` \|", text_of("reference/public-api.md"), re.MULTILINE)
-    assert set(listed) - {"backends", "events", "plugins", "testing"} == set(nnsight.__all__)
+    assert set(listed) - {"backends", "diagnosis", "events", "plugins", "testing"} == set(nnsight.__all__)
 
 
 @pytest.mark.parametrize("name", backends.__all__)

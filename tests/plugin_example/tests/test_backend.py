@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from nnsight.errors import EngineError, InvalidRequestError, UntransferableValueError
-from nnsight.plugins import find_engine, registered_backends
+from nnsight.errors import EngineError, InvalidRequestError, MismatchedValueError, UntransferableValueError
+from nnsight.plugins import find_engine, load_object, registered_backends
 
 PROMPT = [1, 2, 3]
 
 
 def test_the_backend_is_registered_by_the_entry_point() -> None:
     assert registered_backends()["example"] == "nnsight_example_backend.model:ExampleModel"
-    assert "edit" in find_engine("example", "process").capabilities
+    assert load_object(find_engine("example", "process").factory).__name__ == "WorkerProcess"
 
 
 def test_blocks_run_in_another_process(model: Any) -> None:
@@ -73,6 +73,15 @@ def test_a_saved_value_that_cannot_travel_is_named_and_the_others_come_home(mode
         (3).save()
         threading.Lock().save()
     assert raised.value.saves == {"3": 3}
+
+
+def test_a_sample_that_is_no_token_ends_its_request_alone(model: Any) -> None:
+    with pytest.raises(MismatchedValueError, match="64"), model.trace(steps=2) as tracer:
+        with tracer.invoke(PROMPT):
+            model.samples = torch.tensor([64])
+        with tracer.invoke(PROMPT):
+            result = tracer.result.save()
+    assert len(result.tokens) == 2
 
 
 def test_a_failure_of_the_network_is_the_error_of_its_requests(model: Any) -> None:

@@ -18,7 +18,8 @@ from nnsight.backends import (
     encode_outcome,
     finish_run,
 )
-from nnsight_example_backend.network import Network, Span, build_network
+from nnsight.errors import MismatchedValueError
+from nnsight_example_backend.network import VOCABULARY, Network, Span, build_network
 
 VALUES = ("logits", "samples")
 
@@ -136,7 +137,13 @@ class Engine:
         self._interleaver.end_step()
 
         for request, token in zip(running, samples.tolist(), strict=True):
-            request.tokens.append(token)
+            if 0 <= token < VOCABULARY:
+                request.tokens.append(token)
+            else:
+                # Left to the next forward, it would fail every request of the batch.
+                request.error = MismatchedValueError(
+                    f"samples was set to {token}, which is no token id; they go from 0 to {VOCABULARY - 1}"
+                )
 
     def _offer(self, name: str, live: torch.Tensor, scopes: dict[BlockRun, RowScope]) -> torch.Tensor:
         changed = self._interleaver.offer(name, live, scopes)
