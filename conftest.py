@@ -13,6 +13,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Tests compute with PyTorch before they start engines: a forked process would wait for threads that it does not have.
 os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
 
+# A project of its own, whose tests run where it is installed; see tests/packaging/test_plugin_example.py.
+collect_ignore = ["tests/plugin_example"]
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(

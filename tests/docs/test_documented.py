@@ -13,7 +13,7 @@ import pytest
 
 import nnsight
 import nnsight_cli.hookspecs
-from nnsight import errors, hookspecs
+from nnsight import backends, errors, hookspecs
 from nnsight_cli.application import build_application
 from nnsight_vllm._client import settings
 
@@ -83,7 +83,12 @@ def test_each_refused_engine_keyword_is_documented() -> None:
 
 def test_the_public_names_are_documented_and_no_others() -> None:
     listed = re.findall(r"^\| `nnsight\.(\w+)` \|", text_of("reference/public-api.md"), re.MULTILINE)
-    assert set(listed) - {"events", "plugins", "testing"} == set(nnsight.__all__)
+    assert set(listed) - {"backends", "diagnosis", "events", "plugins", "testing"} == set(nnsight.__all__)
+
+
+@pytest.mark.parametrize("name", backends.__all__)
+def test_what_a_backend_is_made_of_is_in_the_reference(name: str) -> None:
+    assert re.search(rf"^::: nnsight(\.backends)?\.{name}$", text_of("reference/public-api.md"), re.MULTILINE)
 
 
 def test_the_range_of_vllm_is_that_of_the_metadata() -> None:

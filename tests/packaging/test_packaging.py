@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import nnsight
+import nnsight.backends
 import nnsight_cli.hookspecs
 from nnsight import hookspecs
 
@@ -101,6 +102,39 @@ def test_the_root_exports_what_is_public_and_nothing_else() -> None:
     ]
     for name in nnsight.__all__:
         assert hasattr(nnsight, name)
+
+
+def test_the_module_for_backends_exports_what_is_public_and_nothing_else() -> None:
+    assert nnsight.backends.__all__ == [
+        "BlockRun",
+        "Interleaver",
+        "ModelTree",
+        "Outcome",
+        "Program",
+        "Receipt",
+        "Request",
+        "RowScope",
+        "Scope",
+        "TracedModel",
+        "WholeScope",
+        "decode_outcome",
+        "decode_program",
+        "encode_outcome",
+        "encode_program",
+        "finish_run",
+    ]
+    bound = {name for name in vars(nnsight.backends) if not name.startswith("_")} - {"annotations"}
+    assert bound == set(nnsight.backends.__all__)
+
+
+@pytest.mark.parametrize("name", nnsight.backends.__all__)
+def test_what_a_backend_is_made_of_is_documented(name: str) -> None:
+    value = getattr(nnsight.backends, name)
+    assert inspect.getdoc(value)
+    members = vars(value).items() if isinstance(value, type) else ()
+    for member, function in members:
+        if inspect.isfunction(function) and not member.startswith("_"):
+            assert inspect.getdoc(function), f"{name}.{member}"
 
 
 @pytest.mark.parametrize("name", HOOKS)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import tomllib
 import zipfile
@@ -51,10 +53,12 @@ class Environment:
         options = ["--constraint", str(self._wheels.constraints), "--override", str(self._wheels.overrides)]
         uv("pip", "install", "--quiet", "--python", str(self.python), *options, *files)
 
-    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
         environment = {**kept, "VLLM_LOGGING_LEVEL": "ERROR", "COLUMNS": "400"}
-        return subprocess.run(command, cwd=self.folder, env=environment, text=True, capture_output=True, check=False)
+        return subprocess.run(
+            command, cwd=folder or self.folder, env=environment, text=True, capture_output=True, check=False
+        )
 
     def evaluate(self, code: str) -> subprocess.CompletedProcess[str]:
         return self.run(str(self.python), "-c", code)
@@ -89,6 +93,21 @@ def core(wheels: Wheels, tmp_path_factory: pytest.TempPathFactory) -> Environmen
 def everything(wheels: Wheels, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     environment = Environment(tmp_path_factory.mktemp("everything") / "venv", wheels)
     environment.install(*MODULES, wheels.engine)
+    return environment
+
+
+@pytest.fixture(scope="module")
+def stranger(wheels: Wheels, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """Return an environment with the core, and a backend of another project built and installed from its wheel."""
+    folder = tmp_path_factory.mktemp("stranger")
+    checkout = folder / "checkout"
+    shutil.copytree(ROOT / "tests" / "plugin_example", checkout, ignore=shutil.ignore_patterns("__pycache__"))
+    uv("build", "--quiet", "--wheel", "--out-dir", str(folder), str(checkout))
+    (wheel,) = folder.glob("nnsight_example_backend-*.whl")
+    # What is not in the wheel must not be found beside its tests.
+    shutil.rmtree(checkout / "src")
+    environment = Environment(folder / "venv", wheels)
+    environment.install("nnsight_core", str(wheel), "pytest")
     return environment
 
 
@@ -134,6 +153,18 @@ def test_the_core_alone_traces_a_module(core: Environment) -> None:
     done = core.evaluate(code)
     assert done.returncode == 0, done.stderr
     assert "Linear" in done.stdout
+
+
+def test_a_backend_of_another_project_passes_the_conformance_suite_from_its_wheel(stranger: Environment) -> None:
+    checkout = stranger.folder.parent / "checkout"
+    done = stranger.run(str(stranger.python), "-m", "pytest", "-q", "tests", folder=checkout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"\d{2,} passed", done.stdout)
+    done = stranger.evaluate(
+        "from nnsight.plugins import load_backend; import sys; print(load_backend('example').__name__,"
+        " [name for name in sys.modules if name.partition('.')[0] in ('vllm', 'nnsight_vllm')])"
+    )
+    assert done.stdout.strip() == "ExampleModel []", done.stderr
 
 
 def test_the_core_alone_says_what_to_install_for_vllm(core: Environment) -> None:

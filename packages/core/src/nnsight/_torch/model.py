@@ -14,9 +14,9 @@ from torch import nn
 
 from nnsight._envoy import ModelTree
 from nnsight._interleave import BlockRun, Interleaver, WholeScope
-from nnsight._program.failures import keep_user_frames
 from nnsight._torch.localize import localize
 from nnsight._trace import Outcome, Request, TracedModel
+from nnsight._trace.outcomes import finish_run
 from nnsight.errors import InvalidRequestError
 
 _LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
@@ -92,20 +92,13 @@ class NNsight(TracedModel):
         run = request.program.start(
             values, grad=torch.is_grad_enabled(), inference=torch.is_inference_mode_enabled(), read_only=False
         )
-        outcome = Outcome(receipt=run.receipt)
         try:
-            outcome.result = _Forward(self._tree, self._module, run).call(request.prepared)
+            result = _Forward(self._tree, self._module, run).call(request.prepared)
         except _Abandoned:
-            run.close()
+            return finish_run(run, request.program)
         except Exception as error:  # noqa: BLE001 - the model's own failure is the request's error
-            run.fail(error)
-            run.close()
-            run.error = run.error or error
-        run.count_late_edits()
-        if run.error is not None:
-            outcome.error = keep_user_frames(run.error, frozenset({request.program.source.filename}))
-        outcome.named, outcome.unnamed, outcome.changes = run.named, run.unnamed, run.changes
-        return outcome
+            return finish_run(run, request.program, error=error)
+        return finish_run(run, request.program, result=result)
 
 
 class _Forward:
@@ -119,23 +112,19 @@ class _Forward:
         self._interleaver = Interleaver(tree, after_turn=self._abandon_if_over)
 
     def call(self, call: _Call) -> object:
-        """Run the module and the block to their ends and return what the method returned."""
-        run = self._run
+        """Run the module to its end, beside the block, and return what the method returned."""
         prior = self._module.__dict__.get("forward")
         forward = self._module.forward
         self._module.__dict__["forward"] = self._stepper(forward)
         try:
             target = self._module if call.method == "forward" else getattr(self._module, call.method)
-            result: object = target(*call.args, **call.kwargs)
+            return target(*call.args, **call.kwargs)
         finally:
             self._interleaver.disarm()
             if prior is None:
                 self._module.__dict__.pop("forward", None)
             else:
                 self._module.__dict__["forward"] = prior
-        run.end()
-        run.give_result(result)
-        return result
 
     def _stepper(self, forward: Callable[..., object]) -> Callable[..., object]:
         root = self._interleaver.site("")

@@ -23,6 +23,11 @@ class TracedModel(ABC):
     """A model whose values can be read and changed in `with model.trace(...):` blocks.
 
     Attribute access leads into the tree of the model: `model.transformer.h[3].mlp`.
+
+    A backend subclasses it: `backend_name` is its name in events, `_tree` is set once the modules are known, and
+    `_prepare` and `_execute` are implemented. `_has_input`, `_merge_keywords` and `_settable` may be overridden. These
+    names begin with an underscore because all others may be those of modules; they are public to subclasses. So are
+    attributes: once `_tree` is set, others than those with an underscore are assigned only if `_settable` names them.
     """
 
     stands_in = True
@@ -62,11 +67,21 @@ class TracedModel(ABC):
 
     @abstractmethod
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Check the input of one request and bring it into the form that `_execute` takes."""
+        """Check the input of one request and bring it into the form that `_execute` finds as `Request.prepared`.
+
+        Called where the user's `trace` or `invoke` stands, before the block is captured.
+
+        Raises:
+            InvalidRequestError: The input cannot be run.
+        """
 
     @abstractmethod
     def _execute(self, requests: Sequence[Request]) -> list[Outcome]:
-        """Run requests, and return what became of each, in order."""
+        """Run requests, and return what became of each, in order.
+
+        May be called by several threads at once. An error of one request belongs into its outcome; what is raised here
+        ends the trace, with nothing saved.
+        """
 
     def _has_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Tell whether a trace was given the input of a request."""
@@ -127,6 +142,7 @@ class TracedModel(ABC):
             object.__setattr__(self, name, value)
 
     def _settable(self) -> frozenset[str]:
+        """Return the names of attributes without an underscore that may be assigned."""
         return frozenset()
 
     def __getitem__(self, index: Any) -> Any:
