@@ -219,7 +219,7 @@ class BackendConformance(SourceConformance):
             words = [].save()
             text = "".save()
             for step in tracer.iter[:STEPS]:
-                total += stream(model.get(layer).output)[-1]
+                total += stream(model.get(layer).output)[-1].to(total.device)
                 count += 1
                 words += [step]
                 text += str(step)
