@@ -91,12 +91,12 @@ def test_no_patch_outlives_its_reason() -> None:
 
 
 def test_a_name_is_needed_by_its_runner_and_its_releases_alone() -> None:
-    name = Name("vllm:Thing", runner="v2", since="0.28", until="0.31")
+    name = Name("vllm:Thing", runner="V2", since="0.28", until="0.31")
     assert not name.applies_to("0.27.1")
     assert name.applies_to("0.28.0")
     assert name.applies_to("0.30.2+cpu")
     assert not name.applies_to("0.31.0")
-    assert not name.applies_to("0.29.0", ("v1",))
+    assert not name.applies_to("0.29.0", ("V1",))
 
 
 @pytest.mark.parametrize("release", snapshots.committed())

@@ -16,13 +16,15 @@ FOLDER: Final = ROOT / "docs" / "reference" / "support"
 PAGE: Final = ROOT / "docs" / "reference" / "support.md"
 BEGIN: Final = "<!-- made by `nox -s support_table` from the files in support/ -->"
 END: Final = "<!-- end of the table -->"
-RUNNERS: Final = ("v1", "v2", "v2-async")
+RUNNERS: Final = ("v1", "v1-async", "v2", "v2-async")
 CONFORMANCE: Final = "test_eager_conformance"
 _COLUMNS: Final = {
     ("cpu", "v1"): "CPU, V1",
+    ("cpu", "v1-async"): "CPU, V1, asynchronous",
     ("cpu", "v2"): "CPU, V2",
     ("cpu", "v2-async"): "CPU, V2, asynchronous",
     ("gpu", "v1"): "GPU, V1",
+    ("gpu", "v1-async"): "GPU, V1, asynchronous",
     ("gpu", "v2"): "GPU, V2",
     ("gpu", "v2-async"): "GPU, V2, asynchronous",
 }

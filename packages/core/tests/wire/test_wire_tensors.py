@@ -323,3 +323,11 @@ def test_named_results_of_torch_come_back_without_permission() -> None:
     result = travel(torch.topk(torch.tensor([1.0, 3.0, 2.0]), 2), limits=Limits())
     assert type(result) is torch.return_types.topk
     assert result.indices.tolist() == [1, 2]
+
+
+def test_a_single_element_of_any_stride_travels() -> None:
+    value = torch.tensor([[1.0, 2.0]]).t()[1:, :].expand(1, 1)
+    strided = torch.as_strided(torch.tensor([1.0, 2.0, 3.0]), (1,), (2,), 1)
+    (one, other) = decode(encode([value, strided], codecs=CODECS), codecs=CODECS)
+    assert one.tolist() == [[2.0]]
+    assert other.tolist() == [2.0]

@@ -199,8 +199,10 @@ class BufferWriter:
 def _flat_bytes(batch: list[torch.Tensor]) -> torch.Tensor:
     """Join tensors of one dtype, and return their bytes."""
     flat = batch[0].reshape(-1) if len(batch) == 1 else torch._utils._flatten_dense_tensors(batch)  # type: ignore[no-untyped-call]
-    # One element of an expanded tensor may have any stride.
-    return flat.contiguous().view(torch.uint8)
+    if flat.stride(0) != 1:
+        # A single element may have any stride and counts as contiguous all the same.
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8)
 
 
 def _through_pinned(flat: Iterable[torch.Tensor]) -> Iterator[memoryview]:

@@ -177,7 +177,9 @@ class WorkerSession:
     def announce(self) -> None:
         """Tell the caller what runs here."""
         if self._postbox is not None:
-            self._postbox.post(ANNOUNCEMENT, self.handshake)
+            # Said here rather than by the postbox's thread, since it imports modules while vLLM does.
+            reply = self.handshake()
+            self._postbox.post(ANNOUNCEMENT, lambda: reply)
 
     def handshake(self) -> bytes:
         """Say what runs here, as JSON."""
@@ -190,7 +192,7 @@ class WorkerSession:
                 "rank": self._model.rank,
                 "process": os.getpid(),
                 "runner": self._model.runner_generation,
-                "missing": missing_seams(),
+                "missing": missing_seams((self._model.runner_generation,)),
             }
         ).encode()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -35,9 +35,9 @@ class WorkerModel:
         return device
 
     @property
-    def runner_generation(self) -> str:
-        """Which of vLLM's model runners runs the model, `"V1"` or `"V2"`."""
-        return str(self._runner.nnsight_generation)
+    def runner_generation(self) -> Literal["V1", "V2"]:
+        """Which of vLLM's model runners runs the model."""
+        return "V2" if self._runner.nnsight_generation == "V2" else "V1"
 
     def note_progress(self) -> Callable[[], None]:
         """Note what this rank's device has been given to do, and return a function that waits until it is done.

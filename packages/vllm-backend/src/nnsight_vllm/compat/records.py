@@ -34,10 +34,10 @@ def patch_records() -> tuple[PatchRecord, ...]:
 
 def num_names() -> int:
     """Return how many names the self-test looks at in the installed release."""
-    return len(_wanted(("v1", "v2")))
+    return len(_wanted(("V1", "V2")))
 
 
-def missing_seams(runners: Iterable[Runner] = ("v1", "v2")) -> list[str]:
+def missing_seams(runners: Iterable[Runner] = ("V1", "V2")) -> list[str]:
     """Return what vLLM lacks of the names and parameters that we rely on, one sentence each.
 
     Args:

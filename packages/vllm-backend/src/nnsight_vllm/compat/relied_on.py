@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-Runner = Literal["v1", "v2"]
+Runner = Literal["V1", "V2"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Name:
     since: str = ""
     until: str = ""
 
-    def applies_to(self, release: str, runners: Iterable[Runner] = ("v1", "v2")) -> bool:
+    def applies_to(self, release: str, runners: Iterable[Runner] = ("V1", "V2")) -> bool:
         """Tell whether a release has to have this name for these runners."""
         if self.runner is not None and self.runner not in runners:
             return False
@@ -181,36 +181,36 @@ NAMES: tuple[Name, ...] = (
     *_members(f"{_OUTPUT}:CachedRequestData", "resumed_req_ids"),
     *_members(f"{_OUTPUT}:NewRequestData", "req_id prompt_token_ids sampling_params"),
     # The V1 runner
-    Name(f"{_RUNNER_V1}._update_states", ("self", "scheduler_output"), "v1"),
-    Name(f"{_RUNNER_V1}._model_forward", ("self", "input_ids", "positions"), "v1"),
-    Name(f"{_RUNNER_V1}.execute_model", ("self", "scheduler_output"), "v1"),
-    Name(f"{_RUNNER_V1}._sample", ("self", "logits"), "v1"),
-    Name(f"{_RUNNER_V1}.sample_tokens", ("self", "grammar_output"), "v1"),
-    *_members(_RUNNER_V1, "get_model device requests input_batch execute_model_state", runner="v1"),
-    *_members("vllm.v1.worker.gpu_model_runner:ExecuteModelState", "logits", runner="v1"),
-    *_members("vllm.v1.worker.gpu_input_batch:InputBatch", "req_ids", runner="v1"),
+    Name(f"{_RUNNER_V1}._update_states", ("self", "scheduler_output"), "V1"),
+    Name(f"{_RUNNER_V1}._model_forward", ("self", "input_ids", "positions"), "V1"),
+    Name(f"{_RUNNER_V1}.execute_model", ("self", "scheduler_output"), "V1"),
+    Name(f"{_RUNNER_V1}._sample", ("self", "logits"), "V1"),
+    Name(f"{_RUNNER_V1}.sample_tokens", ("self", "grammar_output"), "V1"),
+    *_members(_RUNNER_V1, "get_model device requests input_batch execute_model_state", runner="V1"),
+    *_members("vllm.v1.worker.gpu_model_runner:ExecuteModelState", "logits", runner="V1"),
+    *_members("vllm.v1.worker.gpu_input_batch:InputBatch", "req_ids", runner="V1"),
     *_members(
-        "vllm.v1.worker.gpu_input_batch:CachedRequestState", "num_computed_tokens num_prompt_tokens", runner="v1"
+        "vllm.v1.worker.gpu_input_batch:CachedRequestState", "num_computed_tokens num_prompt_tokens", runner="V1"
     ),
-    *_members("vllm.v1.outputs:SamplerOutput", "sampled_token_ids", runner="v1"),
+    *_members("vllm.v1.outputs:SamplerOutput", "sampled_token_ids", runner="V1"),
     Name("vllm.v1.outputs:AsyncModelRunnerOutput.get_output", ("self",)),
     *_members(
         "vllm.v1.worker.gpu_model_runner:AsyncGPUModelRunnerOutput",
         "async_copy_ready_event sampled_token_ids_cpu",
-        runner="v1",
+        runner="V1",
     ),
     # The V2 runner
-    Name(f"{_RUNNER_V2}.finish_requests", ("self", "scheduler_output"), "v2"),
-    Name(f"{_RUNNER_V2}.add_requests", ("self", "scheduler_output"), "v2"),
-    Name(f"{_RUNNER_V2}.prepare_inputs", ("self", "scheduler_output"), "v2"),
-    Name(f"{_RUNNER_V2}.sample", ("self", "hidden_states", "input_batch", "grammar_output"), "v2"),
-    Name(f"{_RUNNER_V2}.sample_tokens", ("self", "grammar_output"), "v2"),
-    *_members(_RUNNER_V2, "get_model device model", runner="v2"),
+    Name(f"{_RUNNER_V2}.finish_requests", ("self", "scheduler_output"), "V2"),
+    Name(f"{_RUNNER_V2}.add_requests", ("self", "scheduler_output"), "V2"),
+    Name(f"{_RUNNER_V2}.prepare_inputs", ("self", "scheduler_output"), "V2"),
+    Name(f"{_RUNNER_V2}.sample", ("self", "hidden_states", "input_batch", "grammar_output"), "V2"),
+    Name(f"{_RUNNER_V2}.sample_tokens", ("self", "grammar_output"), "V2"),
+    *_members(_RUNNER_V2, "get_model device model", runner="V2"),
     *_members(
         "vllm.v1.worker.gpu.input_batch:InputBatch",
         "req_ids num_tokens_after_padding query_start_loc_np num_computed_tokens_np",
-        runner="v2",
+        runner="V2",
     ),
-    *_members("vllm.v1.worker.gpu.async_utils:AsyncOutput", "copy_event sampled_token_ids", runner="v2"),
-    *_members("vllm.v1.worker.gpu.sample.output:SamplerOutput", "sampled_token_ids", runner="v2"),
+    *_members("vllm.v1.worker.gpu.async_utils:AsyncOutput", "copy_event sampled_token_ids", runner="V2"),
+    *_members("vllm.v1.worker.gpu.sample.output:SamplerOutput", "sampled_token_ids", runner="V2"),
 )
