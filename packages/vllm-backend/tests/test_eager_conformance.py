@@ -26,6 +26,13 @@ def replace(layer: Any, states: torch.Tensor) -> None:
     layer.output = (states, torch.zeros_like(states))
 
 
+def multiplication(engine: Any) -> str:
+    """Return the op that multiplies in vLLM's unquantised linear layers, which has another name from 0.29 on."""
+    apply = engine.model.layers[0].self_attn.qkv_proj.source.self_quant_method_apply_0.source
+    (name,) = {"dispatch_unquantized_gemm_1", "self__gemm_impl_0"} & set(dir(apply))
+    return name
+
+
 @pytest.fixture(scope="module")
 def subject(engine: Any, reference: HFReference) -> Subject:
     def run(prompt: tuple[Any, ...], steps: int, edits: Any) -> Reference:
@@ -47,7 +54,7 @@ def subject(engine: Any, reference: HFReference) -> Subject:
             child="mlp",
             inner="mlp.act_fn",
             call="self_mlp_0",
-            nested=("self_attn.qkv_proj", "self_quant_method_apply_0", "dispatch_unquantized_gemm_1"),
+            nested=("self_attn.qkv_proj", "self_quant_method_apply_0", multiplication(engine)),
         ),
         reference=run,
         tokens=lambda result: list(result.outputs[0].token_ids),
