@@ -30,16 +30,25 @@ def tiny_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("qwen3"))
 
 
+# The default run takes these, and `nox -s full` all of them.
+DEFAULT_RUNNERS = ("v1", "v2-async", "v1-tp2")
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run what asks for `runner`, or for an engine that it builds, on every runner, or on those that were chosen.
 
     Several ranks are for modules that say so with `SEVERAL_RANKS`, the promises being the same.
     """
-    if "runner" in metafunc.fixturenames:
-        names = metafunc.config.getoption("--vllm-runner") or list(RUNNERS)
-        if not getattr(metafunc.module, "SEVERAL_RANKS", False):
-            names = [name for name in names if RUNNERS[name].ranks == 1]
-        metafunc.parametrize("runner", [RUNNERS[name] for name in names], ids=names, indirect=True, scope="session")
+    if "runner" not in metafunc.fixturenames:
+        return
+    chosen = metafunc.config.getoption("--vllm-runner")
+    several_ranks = getattr(metafunc.module, "SEVERAL_RANKS", False)
+    names = [name for name in chosen or RUNNERS if several_ranks or RUNNERS[name].ranks == 1]
+    runners = [
+        pytest.param(RUNNERS[name], id=name, marks=() if chosen or name in DEFAULT_RUNNERS else pytest.mark.full)
+        for name in names
+    ]
+    metafunc.parametrize("runner", runners, indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
