@@ -67,6 +67,7 @@ class BlockRun:
         looks_into: Tells for the last name of a module's path whether the program may ask for ops of it, or None.
         unnamed: What it saved under no variable, by label.
         changes: How it changed containers that were saved outside it.
+        exports: Variables that later invokes of the trace need.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class BlockRun:
         self.named: dict[str, object] = {}
         self.unnamed: dict[str, object] = {}
         self.changes: dict[str, object] = {}
+        self.exports: dict[str, object] = {}
         self._body = body
         self._read_only = read_only
         self._modes = BlockModes(grad=grad, inference=inference)

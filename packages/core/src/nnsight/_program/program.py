@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from nnsight._capture import MISSING, BlockSource, block_names, compile_block, parse_block, visible_value
+from nnsight._capture.order import names_read_first
 from nnsight._interleave import BlockRun
 from nnsight._program.containers import difference, snapshot
 from nnsight._program.effects import Effects, summarize
 from nnsight._program.inspected import check_ops, looks_into
+from nnsight._program.pending import Pending
 from nnsight._program.saves import SaveBook, block_helpers, save_names
 
 _HELPERS = tuple(block_helpers())
@@ -28,6 +31,7 @@ class Program:
         values: Values of the names that the block loads.
         returned: Names of containers saved outside the block, whose final state comes home.
         effects: What the block reads and writes.
+        exports: Variables of the block that later invokes of its trace need, saved or not.
     """
 
     source: BlockSource
@@ -35,6 +39,17 @@ class Program:
     values: Mapping[str, object]
     returned: tuple[str, ...]
     effects: Effects
+    exports: tuple[str, ...] = ()
+
+    @property
+    def bound(self) -> frozenset[str]:
+        """Names that the block binds."""
+        return block_names(parse_block(self.source)).bound
+
+    @property
+    def pending(self) -> dict[str, Pending]:
+        """Names whose values an earlier invoke of the trace binds."""
+        return {name: value for name, value in self.values.items() if isinstance(value, Pending)}
 
     @classmethod
     def from_frame(
@@ -65,6 +80,7 @@ class Program:
             value = given[name] if name in given else visible_value(frame, name)
             if value is not MISSING and value is not getattr(builtins, name, MISSING):
                 values[name] = value
+        _let_go(values, statements)
         parameters = tuple(sorted(name for name in names.bound if name in values))
         check_ops(statements, values)
         # A container of several names changes once.
@@ -97,6 +113,7 @@ class Program:
                 run.changes = {
                     name: difference(before[name], variables[name]) for name in self.returned if name in variables
                 }
+                run.exports = {name: variables[name] for name in self.exports if name in variables}
 
             run_source(self.source, self.parameters, values, book, keep)
 
@@ -104,6 +121,19 @@ class Program:
         run.saves = book
         run.looks_into = looks_into(self.effects.looks_into)
         return run
+
+
+def _let_go(values: dict[str, object], statements: Sequence[ast.stmt]) -> None:
+    """Leave out the values of earlier invokes for names that the block binds before it reads them."""
+    if not any(isinstance(value, Pending) for value in values.values()):
+        return
+    read_first = names_read_first(statements)
+    for name, value in list(values.items()):
+        if isinstance(value, Pending) and name not in read_first:
+            if value.displaced is MISSING:
+                del values[name]
+            else:
+                values[name] = value.displaced
 
 
 Keep = Callable[[tuple[dict[str, object], dict[str, object]], Mapping[str, object]], None]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nnsight._interleave.location import SIDES
+from nnsight._trace.levels import run_in_levels
 from nnsight._trace.tracer import Tracer
 from nnsight.errors import UnknownLocationError
 from nnsight.events import RunFinished, RunStarted
@@ -108,7 +109,7 @@ class TracedModel(ABC):
 
     def _run_requests(self, requests: Sequence[Request]) -> list[Outcome]:
         with self._observed(len(requests)) as outcomes:
-            outcomes += self._execute(requests)
+            outcomes += run_in_levels(requests, self._execute)
         return outcomes
 
     @contextlib.contextmanager

@@ -13,6 +13,7 @@ from nnsight._program import Program, SaveBook, client_saves
 from nnsight._program.program import run_in_place
 from nnsight._trace.block_tracer import BlockTracer, in_block
 from nnsight._trace.deliver import Place, deliver, raise_first, without_skip
+from nnsight._trace.levels import ask_for_exports, leave_pending, without_pending
 from nnsight._trace.request import Outcome, Request
 from nnsight.errors import InvalidRequestError, OutsideTraceError
 
@@ -48,9 +49,7 @@ class Invoker:
             return False
         with without_skip(error):
             here = frame.f_code is self._tracer._running
-            self._tracer._add(
-                self._source, frame, self._prepared, given={self._source.target: self._tracer}, binds=here
-            )
+            self._tracer._add_invoke(self._source, frame, self._prepared, binds=here)
         return True
 
 
@@ -220,7 +219,7 @@ class Tracer:
                 "the trace has no input and its block makes no invoke; give it one: `model.trace(prompt)`, "
                 "or write `with tracer.invoke(prompt):` inside"
             )
-        return bound
+        return without_pending(bound)
 
     def _entered(self, code: CodeType) -> None:
         self._running = code
@@ -233,8 +232,16 @@ class Tracer:
         )
         self._requests.append(Request(program, prepared, binds))
 
+    def _add_invoke(self, source: BlockSource, frame: FrameType, prepared: Any, *, binds: bool) -> None:
+        self._add(source, frame, prepared, given={source.target: self}, binds=binds)
+        request, number = self._requests[-1], len(self._requests) - 1
+        for pending in request.program.pending.values():
+            if pending.trace is not self._book:
+                raise pending.refusal()
+        leave_pending(frame, request, trace=self._book, invoke=number, saved=self._book.has)
+
     def _finish(self, frame: FrameType | None, bound: dict[str, object]) -> None:
-        requests, self._requests = self._requests, []
+        requests, self._requests = ask_for_exports(self._requests), []
         place = None if frame is None else Place.of(frame)
 
         def arrive(outcomes: list[Outcome], frame: FrameType | None = None) -> None:

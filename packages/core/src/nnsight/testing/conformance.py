@@ -23,6 +23,7 @@ from nnsight.errors import (
     UnknownLocationError,
     UntransferableValueError,
 )
+from nnsight.testing.handover_conformance import HandoverConformance
 from nnsight.testing.source_conformance import ProcessSourceConformance, SourceConformance
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 STEPS = 4
 
 
-class BackendConformance(SourceConformance):
+class BackendConformance(SourceConformance, HandoverConformance):
     """Each test is one promise to the user, named after it."""
 
     # Reading ------------------------------------------------------------------------------------------------------
