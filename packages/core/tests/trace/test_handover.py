@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from nnsight._wire.buffer_writer import BufferWriter
+from nnsight._wire.codecs.tensors import TensorCodec
 from nnsight.backends import (
     Interleaver,
     ModelTree,
@@ -114,7 +114,12 @@ def test_only_names_that_a_later_invoke_needs_come_with_the_outcome(model: Wired
 
 
 def test_a_handed_tensor_goes_to_the_device_that_it_came_from(model: Wired, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BufferWriter, "device_text", lambda self, device: ("cuda:0",))
+    write = TensorCodec.encode
+
+    def write_as_from_a_gpu(self: TensorCodec, value: torch.Tensor, encoder: Any) -> object:
+        return [*write(self, value, encoder), 0, "cuda:1"]  # type: ignore[misc]
+
+    monkeypatch.setattr(TensorCodec, "encode", write_as_from_a_gpu)
     with model.trace() as tracer:
         with tracer.invoke(ONES):
             hidden = model[0].output
@@ -122,7 +127,7 @@ def test_a_handed_tensor_goes_to_the_device_that_it_came_from(model: Wired, monk
         with tracer.invoke(ONES):
             gap = (model[0].output - hidden).abs().max().item().save()
     assert gap == 0
-    assert model._devices == ["cuda:0"]
+    assert model._devices == ["cuda:1"]
 
 
 def test_the_trace_may_pass_a_variable_on_under_another_name(model: Wired) -> None:

@@ -30,7 +30,7 @@ _SAFE_METHODS = frozenset(
     for kind in (torch.Tensor, list, dict, set, str, bytes, tuple, int, float)
     for name in dir(kind)
     if not name.endswith("_") and name not in {"set_", "apply", "map", "share_memory"}
-) | {"save", "stop", "all"}
+) | {"save", "stop", "all", "cache"}
 _SAFE_MODULES = frozenset({"torch", "math", "nnsight", "numpy", "time"})
 _CONTAINERS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
 _CONTAINER_CALLS = frozenset({"list", "dict", "set"})

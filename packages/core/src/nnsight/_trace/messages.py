@@ -12,12 +12,15 @@ from nnsight._capture import BlockSource
 from nnsight._envoy import Envoy, ModelTree, Source, SourceOp
 from nnsight._envoy.envoy import path_of
 from nnsight._envoy.source import address_of
+from nnsight._interleave.recording import RecordedCall, Withheld
+from nnsight._interleave.visit import MISSING
 from nnsight._program import Effects, FunctionCodec, MethodCodec, Pending, Program
 from nnsight._trace.block_tracer import BlockTracer
+from nnsight._trace.cache import Cache, CachedModule
 from nnsight._trace.model import TracedModel
 from nnsight._trace.tracer import Invoker, Tracer
 from nnsight._wire import CodecTable, Limits, decode, default_codecs, encode, encode_parts, part
-from nnsight.errors import WireError
+from nnsight.errors import UntransferableValueError, WireError
 from nnsight.plugins import plugin_manager
 
 if TYPE_CHECKING:
@@ -136,6 +139,44 @@ class HandedCodec:
         return decode(data, codecs=decoder.codecs, limits=decoder.limits, device_of=self._device_of)
 
 
+class CacheCodec:
+    """Send what was recorded of modules; a value that cannot travel is withheld, and all others come home."""
+
+    tag = "nnsight.cache"
+
+    def encode(self, value: Any, encoder: Encoder) -> object:
+        """Write the calls of each module."""
+        calls = [
+            [path, [[call.step, self._side(call.inputs, encoder), self._side(call.output, encoder)] for call in each]]
+            for path, each in value._calls.items()
+        ]
+        return [type(value) is Cache, calls, value._path, value._step]
+
+    def decode(self, payload: Any, decoder: Decoder) -> object:
+        """Read them."""
+        whole, modules, path, step = payload
+        calls = {
+            name: [RecordedCall(number, *(self._read(side, decoder) for side in sides)) for number, *sides in each]
+            for name, each in modules
+        }
+        return (Cache if whole else CachedModule)(calls, path, step)
+
+    def _side(self, value: object, encoder: Encoder) -> list[object]:
+        if value is MISSING:
+            return []
+        if isinstance(value, Withheld):
+            return [None, value.reason]
+        try:
+            return [encoder.node(value)]
+        except UntransferableValueError as refusal:
+            return [None, str(refusal)]
+
+    def _read(self, side: list[Any], decoder: Decoder) -> object:
+        if not side:
+            return MISSING
+        return Withheld(part(side[1], str)) if len(side) == 2 else decoder.value(side[0])
+
+
 class PendingCodec:
     """Refuse what stands for a value of another invoke anywhere but in a variable of its own."""
 
@@ -182,7 +223,7 @@ def block_codecs(
         handed: Reads values that invokes hand to others.
     """
     envoys, sources, tracers = EnvoyCodec(tree), SourceCodec(tree), TracerCodec()
-    results = ResultCodec(result)
+    results, caches = ResultCodec(result), CacheCodec()
     types: dict[type, Any] = {
         FunctionType: FunctionCodec(),
         MethodType: MethodCodec(),
@@ -194,6 +235,8 @@ def block_codecs(
         Invoker: tracers,
         HandedValue: handed or HandedCodec(),
         Pending: PendingCodec(),
+        Cache: caches,
+        CachedModule: caches,
     }
     if result is not None:
         types[type(result)] = results

@@ -179,6 +179,16 @@ class Tracer:
             return BlockTracer().all()
         raise OutsideTraceError("tracer.all() counts the steps of a request: use it in the block of a trace or invoke")
 
+    def cache(self, *args: Any, **kwargs: Any) -> Any:
+        """Record every call of modules, inside a block; see `BlockTracer.cache`.
+
+        Raises:
+            OutsideTraceError: No block is running here.
+        """
+        if in_block():
+            return BlockTracer().cache(*args, **kwargs)
+        raise OutsideTraceError("tracer.cache() records for a request: use it in the block of a trace or invoke")
+
     def stop(self) -> None:
         """End the request, inside a block.
 

@@ -23,6 +23,7 @@ from nnsight.errors import (
     UnknownLocationError,
     UntransferableValueError,
 )
+from nnsight.testing.cache_conformance import CacheConformance
 from nnsight.testing.handover_conformance import HandoverConformance
 from nnsight.testing.source_conformance import ProcessSourceConformance, SourceConformance
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 STEPS = 4
 
 
-class BackendConformance(SourceConformance, HandoverConformance):
+class BackendConformance(SourceConformance, HandoverConformance, CacheConformance):
     """Each test is one promise to the user, named after it."""
 
     # Reading ------------------------------------------------------------------------------------------------------

@@ -136,7 +136,7 @@ class WorkerSession:
         for span in spans:
             traced = self._requests[span.request_id]
             run = traced.run
-            if run is None or run.finished:
+            if run is None or not run.present:
                 continue
             if span.partial:
                 run.fail(
