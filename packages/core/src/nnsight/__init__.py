@@ -8,7 +8,7 @@ from nnsight import errors  # noqa: E402 - nothing is imported from an installat
 from nnsight._envoy import Envoy  # noqa: E402
 from nnsight._program import save  # noqa: E402
 from nnsight._torch.model import NNsight  # noqa: E402
-from nnsight._trace import Cache, TracedModel, Tracer  # noqa: E402
+from nnsight._trace import Cache, Session, TracedModel, Tracer  # noqa: E402
 from nnsight.errors import NNsightError  # noqa: E402
 from nnsight.hookspecs import hookimpl  # noqa: E402
 
@@ -19,6 +19,7 @@ __all__ = [
     "Envoy",
     "NNsight",
     "NNsightError",
+    "Session",
     "TracedModel",
     "Tracer",
     "__version__",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from nnsight._envoy.aliases import matching
 from nnsight._envoy.envoy import Envoy, path_of
 from nnsight.errors import InvalidRequestError, UnknownLocationError, UnsupportedFeatureError
 
@@ -63,8 +63,7 @@ def _named(tree: ModelTree, module: Module) -> list[tuple[str, bool]]:
         raise InvalidRequestError(f"{module!r} is no module; give modules, their paths, or patterns such as 'layers.*'")
     if "*" not in module:
         return [(path_of(tree.envoy(module)), True)]
-    pattern = re.compile("[^.]*".join(re.escape(part) for part in module.split("*")))
-    found = [(path, False) for path in tree.paths() if pattern.fullmatch(path)]
+    found = [(path, False) for path, _ in matching(tree, module)]
     if not found:
         raise UnknownLocationError(
             f"{module!r} matches no module; `*` stands for one part of a path, as in 'layers.*.mlp', and the model's "

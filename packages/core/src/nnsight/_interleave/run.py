@@ -69,6 +69,7 @@ class BlockRun:
         unnamed: What it saved under no variable, by label.
         changes: How it changed containers that were saved outside it.
         exports: Variables that later invokes of the trace need.
+        loop: The loop over steps that the block is in, as it is spelled.
         tree: The modules of the model that it runs beside; set by the interleaver.
         recordings: Calls of modules that are recorded for it.
         num_armed: How many of them the interleaver has begun in this step.
@@ -104,6 +105,7 @@ class BlockRun:
         self.unnamed: dict[str, object] = {}
         self.changes: dict[str, object] = {}
         self.exports: dict[str, object] = {}
+        self.loop: str | None = None
         self.tree: Any = None
         self.recordings: list[Recording] = []
         self.num_armed = 0

@@ -293,6 +293,8 @@ def _names_envoy(node: ast.expr, root: object) -> bool:
 def _is_module_name(root: Envoy, name: str) -> bool:
     from nnsight._envoy.envoy import module_of
 
+    if any(name in names for names in root._tree.aliases.values()):
+        return True
     return any(path.rpartition(".")[2] == name for path, _ in module_of(root).named_modules(remove_duplicate=False))
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from types import CodeType, FrameType, FunctionType
+from dataclasses import dataclass, replace
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 from nnsight._capture import MISSING, BlockSource, block_names, compile_block, parse_block, visible_value
 from nnsight._capture.order import names_read_first
+from nnsight._envoy import Envoy, Source, SourceOp
 from nnsight._interleave import BlockRun
 from nnsight._program.containers import difference, snapshot
 from nnsight._program.effects import Effects, summarize
@@ -32,6 +33,7 @@ class Program:
         returned: Names of containers saved outside the block, whose final state comes home.
         effects: What the block reads and writes.
         exports: Variables of the block that later invokes of its trace need, saved or not.
+        kept: Variables of the block that come home without a save.
     """
 
     source: BlockSource
@@ -40,6 +42,7 @@ class Program:
     returned: tuple[str, ...]
     effects: Effects
     exports: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
 
     @property
     def bound(self) -> frozenset[str]:
@@ -50,6 +53,14 @@ class Program:
     def pending(self) -> dict[str, Pending]:
         """Names whose values an earlier invoke of the trace binds."""
         return {name: value for name, value in self.values.items() if isinstance(value, Pending)}
+
+    def keeping(self, names: frozenset[str]) -> Program:
+        """Return the program that also brings home those of these variables that its block binds.
+
+        Those that it reads before it binds them are read by the next run of the block.
+        """
+        read = names | names_read_first(parse_block(self.source))
+        return replace(self, kept=tuple(sorted(self.bound & read)))
 
     @classmethod
     def from_frame(
@@ -109,7 +120,9 @@ class Program:
             before = {name: snapshot(values[name]) for name in self.returned}
 
             def keep(saves: tuple[dict[str, object], dict[str, object]], variables: Mapping[str, object]) -> None:
-                run.named, run.unnamed = saves
+                named, run.unnamed = saves
+                kept = {name: variables[name] for name in self.kept if name in variables}
+                run.named = {**{name: value for name, value in kept.items() if not stays(value)}, **named}
                 run.changes = {
                     name: difference(before[name], variables[name]) for name in self.returned if name in variables
                 }
@@ -134,6 +147,11 @@ def _let_go(values: dict[str, object], statements: Sequence[ast.stmt]) -> None:
                 del values[name]
             else:
                 values[name] = value.displaced
+
+
+def stays(value: object) -> bool:
+    """Tell whether a variable holds no value of the request, such as a module or a function."""
+    return isinstance(value, Envoy | Source | SourceOp | ModuleType) or callable(value)
 
 
 Keep = Callable[[tuple[dict[str, object], dict[str, object]], Mapping[str, object]], None]

@@ -10,11 +10,13 @@ from nnsight._interleave.recording import Recording
 from nnsight._interleave.run import BlockRun, StopBlock, current_run
 from nnsight._interleave.steps import selected_steps
 from nnsight._trace.cache import Cache, converter
-from nnsight.errors import InvalidRequestError, OutsideTraceError
+from nnsight.errors import InvalidRequestError, OutsideTraceError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from nnsight._envoy import ModelTree
 
 
 def in_block() -> bool:
@@ -37,6 +39,18 @@ class StepIterator:
 
     def __iter__(self) -> Iterator[int]:
         """Wait for each step in turn; a request that ends first ends the loop."""
+        if self._run.loop is not None:
+            raise UnsupportedFeatureError(
+                f"{self._label} stands inside the loop over {self._run.loop}: a request goes through its steps once, "
+                "so loops over them do not nest; write one loop, and tell its steps apart by their number"
+            )
+        self._run.loop = self._label
+        try:
+            yield from self._walk()
+        finally:
+            self._run.loop = None
+
+    def _walk(self) -> Iterator[int]:
         for done, step in enumerate(self._steps):
             if not self._run.wait_for_step(step):
                 if self._bounded:
@@ -66,6 +80,10 @@ class StepSelector:
 
 class BlockTracer:
     """Steps, the result and the end of the request, inside its block."""
+
+    def __init__(self, tree: ModelTree | None = None) -> None:
+        """Name modules as `tree` does, or as the model does that runs."""
+        self._tree = tree
 
     @property
     def iter(self) -> StepSelector:
@@ -117,7 +135,7 @@ class BlockTracer:
                 "tracer.cache() was asked for neither inputs nor outputs; leave out include_output=False, or give "
                 "include_inputs=True"
             )
-        paths, left_out = selected_paths(run.tree, modules, sides)
+        paths, left_out = selected_paths(self._tree or run.tree, modules, sides)
         if left_out:
             run.receipt.warnings.append(
                 f"tracer.cache() left out {', '.join(left_out)}: their values are split over ranks or their calls "

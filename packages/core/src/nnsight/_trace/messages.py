@@ -43,13 +43,16 @@ class EnvoyCodec:
 
     def encode(self, value: Any, encoder: Encoder) -> object:
         """Write the path."""
-        return path_of(value if isinstance(value, Envoy) else value.envoy)
+        envoy = value if isinstance(value, Envoy) else value.envoy
+        renames = envoy._tree.renames
+        return [path_of(envoy), list(renames.items())] if renames else path_of(envoy)
 
     def decode(self, payload: Any, decoder: Decoder) -> object:
         """Find the envoy at the path."""
         if self._tree is None:
             raise WireError("the message names a module, which this receiver has not")
-        return self._tree.envoy(payload)
+        path, renames = payload if isinstance(payload, list) else (payload, [])
+        return self._tree.with_renames(dict(renames)).envoy(path)
 
 
 class SourceCodec:
@@ -77,13 +80,18 @@ class TracerCodec:
 
     tag = "nnsight.tracer"
 
+    def __init__(self, tree: ModelTree | None = None) -> None:
+        """Make tracers of `tree`; a side that only writes needs none."""
+        self._tree = tree
+
     def encode(self, value: Any, encoder: Encoder) -> object:
-        """Write that it is the tracer."""
-        return None
+        """Write the extra names of its model."""
+        tracer = value._tracer if isinstance(value, Invoker) else value
+        return list(tracer.model._tree.renames.items())
 
     def decode(self, payload: Any, decoder: Decoder) -> object:
         """Make the tracer of a running block."""
-        return BlockTracer()
+        return BlockTracer(None if self._tree is None else self._tree.with_renames(dict(payload)))
 
 
 class ResultCodec:
@@ -222,7 +230,7 @@ def block_codecs(
         result: The finished output, known to both sides.
         handed: Reads values that invokes hand to others.
     """
-    envoys, sources, tracers = EnvoyCodec(tree), SourceCodec(tree), TracerCodec()
+    envoys, sources, tracers = EnvoyCodec(tree), SourceCodec(tree), TracerCodec(tree)
     results, caches = ResultCodec(result), CacheCodec()
     types: dict[type, Any] = {
         FunctionType: FunctionCodec(),
@@ -266,6 +274,7 @@ def encode_program(program: Program) -> bytes:
         ],
         values,
         list(program.exports),
+        list(program.kept),
     ]
     return encode(header, codecs=base_codecs(), name="program")
 
@@ -282,14 +291,15 @@ def decode_program(data: bytes, tree: ModelTree, device_of: Callable[[str], torc
         WireError: The bytes are no program of this version.
     """
     header: Any = decode(data, codecs=base_codecs())
-    if not isinstance(header, list) or len(header) != 7 or header[0] != VERSION:
+    if not isinstance(header, list) or len(header) != 8 or header[0] != VERSION:
         raise WireError("the bytes are no program of this version of nnsight; use one version on both sides")
-    _, source, parameters, returned, effects, values_data, exports = header
+    _, source, parameters, returned, effects, values_data, exports, kept = header
     codecs = block_codecs(tree, handed=HandedCodec(device_of, opens=True))
     values: Any = decode(values_data, codecs=codecs, limits=TRUSTED, device_of=device_of)
     reads, writes, unknown, uses_result, looked_into = effects
     summary = Effects(tuple(reads), tuple(writes), tuple(unknown), uses_result, tuple(looked_into))
-    return Program(BlockSource(*source), tuple(parameters), values, tuple(returned), summary, tuple(exports))
+    names = [tuple(each) for each in (parameters, returned, exports, kept)]
+    return Program(BlockSource(*source), names[0], values, names[1], summary, names[2], names[3])
 
 
 def encode_values(values: Mapping[str, object], result: object = None) -> Parts:

@@ -15,6 +15,7 @@ from nnsight._trace.block_tracer import BlockTracer, in_block
 from nnsight._trace.deliver import Place, deliver, raise_first, without_skip
 from nnsight._trace.levels import ask_for_exports, leave_pending, without_pending
 from nnsight._trace.request import Outcome, Request
+from nnsight._trace.session import session_of
 from nnsight.errors import InvalidRequestError, OutsideTraceError
 
 if TYPE_CHECKING:
@@ -65,7 +66,11 @@ class Tracer:
     def __init__(self, model: TracedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Prepare a trace; the input is checked here."""
         self.model = model
+        self._session = session_of(model)
+        if self._session is not None:
+            kwargs = model._merge_keywords(self._session.keywords, kwargs)
         self._keywords = kwargs
+        self._kept: frozenset[str] = frozenset()
         self._single = model._has_input(args, kwargs)
         self._prepared = model._prepare(args, kwargs) if self._single else None
         self._requests: list[Request] = []
@@ -96,6 +101,8 @@ class Tracer:
             return False
         with without_skip(error):
             bound: dict[str, object] = {}
+            if self._session is not None:
+                self._kept = self._session.names_read(frame, self._source)
             if self._single:
                 self._add(self._source, frame, self._prepared, given={self._source.target: self})
             else:
@@ -240,6 +247,8 @@ class Tracer:
         program = Program.from_frame(
             source, frame, given=given, value_names=frozenset(self.model._tree.values), saved=self._book.has
         )
+        if self._session is not None:
+            program = program.keeping(self._kept)
         self._requests.append(Request(program, prepared, binds))
 
     def _add_invoke(self, source: BlockSource, frame: FrameType, prepared: Any, *, binds: bool) -> None:
@@ -257,6 +266,8 @@ class Tracer:
         def arrive(outcomes: list[Outcome], frame: FrameType | None = None) -> None:
             self._outcomes = outcomes
             self._saves = deliver(frame, bound, requests, outcomes, book=self._book, place=place)
+            if self._session is not None:
+                self._session.saves.update(self._saves)
             raise_first(outcomes, self._saves)
 
         self._backend = self.model._defer(requests, arrive, single=self._single)

@@ -26,6 +26,7 @@ from nnsight.errors import (
 from nnsight.testing.cache_conformance import CacheConformance
 from nnsight.testing.handover_conformance import HandoverConformance
 from nnsight.testing.source_conformance import ProcessSourceConformance, SourceConformance
+from nnsight.testing.surface_conformance import SurfaceConformance
 
 if TYPE_CHECKING:
     from nnsight.testing.subject import Subject
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 STEPS = 4
 
 
-class BackendConformance(SourceConformance, HandoverConformance, CacheConformance):
+class BackendConformance(SourceConformance, HandoverConformance, CacheConformance, SurfaceConformance):
     """Each test is one promise to the user, named after it."""
 
     # Reading ------------------------------------------------------------------------------------------------------
