@@ -25,8 +25,8 @@ from nnsight.errors import (
 )
 from nnsight.testing.cache_conformance import CacheConformance
 from nnsight.testing.handover_conformance import HandoverConformance
+from nnsight.testing.session_conformance import SessionConformance
 from nnsight.testing.source_conformance import ProcessSourceConformance, SourceConformance
-from nnsight.testing.surface_conformance import SurfaceConformance
 
 if TYPE_CHECKING:
     from nnsight.testing.subject import Subject
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 STEPS = 4
 
 
-class BackendConformance(SourceConformance, HandoverConformance, CacheConformance, SurfaceConformance):
+class BackendConformance(SourceConformance, HandoverConformance, CacheConformance, SessionConformance):
     """Each test is one promise to the user, named after it."""
 
     # Reading ------------------------------------------------------------------------------------------------------

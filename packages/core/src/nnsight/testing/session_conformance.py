@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from nnsight.testing.subject import Subject
 
 
-class SurfaceConformance:
+class SessionConformance:
     """Loops over steps, and traces that belong together."""
 
     # Steps --------------------------------------------------------------------------------------------------------
