@@ -87,6 +87,46 @@ def test_saves_ride_on_the_finished_output(streaming: Loop, reference: HFReferen
     streaming.run(main())
 
 
+def test_an_invoke_is_given_what_an_earlier_one_bound(streaming: Loop, reference: HFReference) -> None:
+    model = streaming.model
+    expected = reference.generate(model.tokenizer.encode(PROMPT), 1)
+
+    async def main() -> None:
+        with model.trace(max_tokens=1, **KEYWORDS) as tracer:
+            with tracer.invoke(PROMPT):
+                states = sum(model.model.layers[2].output)
+            with tracer.invoke("w7 w8"):
+                gap = (sum(model.model.layers[2].output)[-1] - states[-1]).save()  # noqa: F841 - comes home
+            with tracer.invoke(PROMPT):
+                same = sum(model.model.layers[2].output).save()  # noqa: F841 - comes home
+        outputs = await tracer.backend
+        assert [output.invoke for output in outputs] == [0, 1, 2]
+        assert outputs[0].saves == {}
+        other = reference.generate(model.tokenizer.encode("w7 w8"), 1).streams[0][2][-1]
+        assert (outputs[1].saves["gap"] - (other - expected.streams[0][2][-1])).abs().max() < TOLERANCE
+        assert (outputs[2].saves["same"] - expected.streams[0][2]).abs().max() < TOLERANCE
+
+    streaming.run(main())
+
+
+def test_an_invoke_whose_value_failed_to_come_is_not_run(streaming: Loop) -> None:
+    model = streaming.model
+
+    async def main() -> None:
+        with model.trace(max_tokens=1, **KEYWORDS) as tracer:
+            with tracer.invoke(PROMPT):
+                states = 1 / int(model.logits is None)
+            with tracer.invoke("w7 w8"):
+                model.logits.save()
+                gap = (2 * states).save()  # noqa: F841 - never bound
+        with pytest.raises(ZeroDivisionError) as raised:
+            await tracer.backend
+        assert any("`states` of invoke 0" in note for note in raised.value.__notes__)
+        assert await left_in_the_worker(model) == 0
+
+    streaming.run(main())
+
+
 def test_outputs_stream_as_they_come(streaming: Loop) -> None:
     model = streaming.model
 

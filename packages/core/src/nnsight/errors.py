@@ -16,6 +16,7 @@ NNsightError
 ├── InvalidRequestError             a prompt, keyword or invoke that cannot be run
 ├── UnsupportedFeatureError         a combination that is refused by name
 ├── RequestFailedError              a block failed and its own exception cannot be rebuilt here
+├── HandoverError                   an invoke needs a value of one that failed or did not bind it
 ├── EngineError                     the engine failed to start, died, or came up uninstrumented
 │   └── MissingMainGuardError       a script started its engine outside `if __name__ == "__main__"`
 ├── PluginLoadError                 an installed plugin failed to load
@@ -93,6 +94,10 @@ class UnsupportedFeatureError(NNsightError, NotImplementedError):
 
 class RequestFailedError(NNsightError, RuntimeError):
     """A block failed with an exception that cannot be rebuilt in this process."""
+
+
+class HandoverError(NNsightError, RuntimeError):
+    """An invoke needs a variable of an earlier one of its trace, which failed or ended without binding it."""
 
 
 class EngineError(NNsightError, RuntimeError):

@@ -30,6 +30,8 @@ def first(text: str) -> set[str]:
         ("match s:\n    case {'k': v} if v > t: w = v", {"s", "t"}),
         ("def f(): return h\nh = 1", {"h"}),
         ("h = 1\ndef f(): return h", set()),
+        ("def f(n): return f(n - 1)", set()),
+        ("f(1)\ndef f(n): return f(n - 1)", {"f"}),
         ("y = [i for i in z if i]", {"z"}),
         ("a.b = c", {"a", "c"}),
         ("del q", {"q"}),

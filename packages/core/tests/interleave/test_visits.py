@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 from nnsight._capture import BlockSource
 from nnsight._envoy import ModelTree
 from nnsight._interleave import BlockRun, Interleaver, RowScope
+from nnsight._interleave.steps import selected_steps
 from nnsight._program import Program
 from nnsight.errors import MismatchedValueError
 
@@ -155,3 +157,18 @@ class Box:
 
     output = ("first",)
     inputs = ("first", "last")
+
+
+@pytest.mark.parametrize(
+    ("selector", "message"),
+    [
+        (-1, r"tracer\.iter\[-1\] counts from the end, but the number of steps is not known beforehand"),
+        ([0, -2], r"tracer\.iter\[\[0, -2\]\] counts from the end"),
+        (slice(-3, None), r"tracer\.iter\[-3:\] counts from the end or backwards"),
+        (slice(None, None, -1), r"tracer\.iter\[::-1\] counts from the end or backwards"),
+        ([2, 1], r"tracer\.iter\[\[2, 1\]\]: steps must increase, since a request goes through each of them once"),
+    ],
+)
+def test_steps_counted_from_the_end_or_backwards_are_refused_with_the_reason(selector: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        selected_steps(selector)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +52,7 @@ class VLLM(TracedModel):
         dispatch: bool = False,
         mode: str = "sync",
         taps: Sequence[str] | None = None,
+        rename: Mapping[str, str] | None = None,
         **engine_keywords: Any,
     ) -> None:
         """Build the module tree, and start the engine if asked to.
@@ -62,12 +63,14 @@ class VLLM(TracedModel):
             mode: `"sync"` for `vllm.LLM`, whose saves land in the caller's variables, or `"async"` for vLLM's
                 `AsyncLLM`, whose traces are awaited or iterated at `tracer.backend`.
             taps: Locations that are served under CUDA graphs.
+            rename: Extra names of modules: an alias for each path, such as `{"model.layers": "layers"}`.
             **engine_keywords: Everything else goes to vLLM's engine as it is.
 
         Raises:
-            InvalidRequestError: `mode` is unknown, or a keyword contradicts what the engine needs.
+            InvalidRequestError: `mode` is unknown, an alias is taken, or a keyword contradicts what the engine needs.
             BackendNotFoundError: The engine that the arguments ask for is not installed.
             UnsupportedFeatureError: A keyword asks for something that is refused by name.
+            UnknownLocationError: A renamed path names no module.
         """
         from nnsight_vllm.compat.meta_tree import build_meta_tree
 
@@ -84,7 +87,7 @@ class VLLM(TracedModel):
         self._finalizer: Any = None
         self._meta_tokenizer: Any = None
         root = build_meta_tree(repo, self._keywords)
-        self._tree = ModelTree(root, values=VALUES)
+        self._tree = ModelTree(root, values=VALUES, renames=rename, reserved=("tokenizer", *dir(type(self))))
         if dispatch:
             self.dispatch()
 

@@ -62,6 +62,11 @@ class _Reader:
                     if case.guard is not None:
                         self._evaluate(case.guard)
                     self.visit_all(case.body)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                # What it refers to by its own name, when it runs, is itself.
+                before = self.first.copy()
+                self._note(statement)
+                self.first -= {statement.name} - before
             case _:
                 self._note(statement)
 

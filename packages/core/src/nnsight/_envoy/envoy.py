@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import reduce
 from typing import TYPE_CHECKING, Any, cast, overload
 
 from torch import nn
 
+from nnsight._envoy.aliases import with_alias_lines
 from nnsight._envoy.source import Source
 from nnsight._interleave.location import SIDES, Location
 from nnsight._interleave.run import current_run
@@ -141,6 +142,9 @@ class Envoy:
             child = self._tree.envoy(f"{self._path}.{name}" if self._path else name)
             self._children[name] = child
             return child
+        alias = self._tree.aliases.get(self._path, {}).get(name)
+        if alias is not None:
+            return self._tree.envoy(alias)
         if name in {"values", "items"} and isinstance(module, nn.ModuleDict):
             children = {key: getattr(self, key) for key in module}
             return getattr(children, name)
@@ -152,7 +156,7 @@ class Envoy:
                 return self._tree.helpers[name]()
         if name.startswith("__"):
             raise AttributeError(name)
-        if name in {"trace", "run", "generate"} and not hasattr(module, name):
+        if name in {"trace", "run", "generate", "session"} and not hasattr(module, name):
             raise UnsupportedFeatureError(
                 f"model.{name} was called inside a block: traces do not nest; end this one, and use what it saved in "
                 "another"
@@ -218,11 +222,12 @@ class Envoy:
 
     def __repr__(self) -> str:
         """Print the module that the envoy stands for."""
-        return repr(self._module)
+        shown = self._tree.aliases.get(self._path, {}) if self._path else _by_alias(self._tree.renames)
+        return with_alias_lines(repr(self._module), shown)
 
     def __dir__(self) -> list[str]:
         """List children and attributes for completion."""
-        names = {*object.__dir__(self), *self._module._modules, *dir(self._module)}
+        names = {*object.__dir__(self), *self._tree.children(self._path), *dir(self._module)}
         return sorted(names | (set() if self._path else {*self._tree.values, *self._tree.helpers}))
 
     def __reduce__(self) -> Any:
@@ -235,6 +240,10 @@ def read_item(owner: Any, side: str, index: int) -> Any:
     if isinstance(owner, Envoy):
         return current_run().read_item(owner._location(side), index)
     return getattr(owner, side)[index]
+
+
+def _by_alias(renames: Mapping[str, str]) -> dict[str, str]:
+    return {alias: real for real, alias in renames.items()}
 
 
 def path_of(envoy: Envoy) -> str:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from nnsight._envoy.aliases import aliases_below
 from nnsight._interleave.location import Location
 from nnsight.errors import UnknownLocationError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
     from nnsight._envoy.envoy import Envoy
+
+# Programs of so many models with different extra names are served without making them anew.
+_MOST_VIEWS = 32
 
 
 def _call_module(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
@@ -32,6 +37,8 @@ class ModelTree:
         call: How a module is called ad hoc inside a block.
         keeps_state: Tells whether a call of a module leaves something behind for later steps, such as keys and values.
         sharded: Sides of modules that hold only a share of their value here, by path; they are refused.
+        renames: Extra names of modules: the alias of each path.
+        aliases: The same, by the path of the module that each is below.
     """
 
     def __init__(
@@ -43,8 +50,25 @@ class ModelTree:
         call: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], object] = _call_module,
         keeps_state: Callable[[nn.Module], bool] = lambda module: False,
         sharded: Mapping[str, frozenset[str]] | None = None,
+        renames: Mapping[str, str] | None = None,
+        reserved: Iterable[str] = (),
     ) -> None:
-        """Index the modules below `root`."""
+        """Index the modules below `root`.
+
+        Args:
+            root: The module itself.
+            values: Names of the request's own values.
+            helpers: See above.
+            call: See above.
+            keeps_state: See above.
+            sharded: See above.
+            renames: See above; both are whole paths, in which `*` stands for any text without a dot.
+            reserved: Names that an alias below the root cannot have.
+
+        Raises:
+            UnknownLocationError: A renamed path names no module.
+            InvalidRequestError: An alias is taken.
+        """
         from nnsight._envoy.envoy import Envoy
 
         self.root = root
@@ -67,6 +91,10 @@ class ModelTree:
             if len(paths_of_one) > 1:
                 self.ambiguous.update(dict.fromkeys(paths_of_one, sorted(paths_of_one)))
         self._envoys: dict[str, Envoy] = {"": Envoy(self, "", root)}
+        self._views: dict[tuple[tuple[str, str], ...], ModelTree] = {}
+        self.renames: dict[str, str] = dict(renames or {})
+        self.aliases: dict[str, dict[str, str]] = {}
+        aliases_below(self, self.renames, frozenset(reserved))
 
     def module(self, path: str) -> nn.Module:
         """Return the module at `path`.
@@ -78,6 +106,46 @@ class ModelTree:
             return self._modules[path]
         except KeyError:
             raise self.unknown(path) from None
+
+    def children(self, path: str) -> dict[str, str]:
+        """Return the paths of a module's children by name, those of aliases too."""
+        below = f"{path}." if path else ""
+        names = self._modules[path]._modules
+        return {**{name: below + name for name in names if below + name in self._modules}, **self.aliases.get(path, {})}
+
+    def real_path(self, path: str) -> str:
+        """Return the path of a module that may be spelled with aliases.
+
+        Raises:
+            UnknownLocationError: There is no such module.
+        """
+        if path in self._modules:
+            return path
+        real = ""
+        for name in path.split("."):
+            found = self.children(real).get(name)
+            if found is None:
+                raise self.unknown(path)
+            real = found
+        return real
+
+    def with_renames(self, renames: Mapping[str, str]) -> ModelTree:
+        """Return the same modules with the extra names that a program uses."""
+        if dict(renames) == self.renames:
+            return self
+        key = tuple(renames.items())
+        view = self._views.get(key)
+        if view is None:
+            from nnsight._envoy.envoy import Envoy
+
+            view = copy.copy(self)
+            view.renames, view.aliases, view._views = dict(renames), {}, {}
+            view._envoys = {"": Envoy(view, "", self.root)}
+            aliases_below(view, view.renames, frozenset())
+            if len(self._views) >= _MOST_VIEWS:
+                self._views.clear()
+            self._views[key] = view
+        return view
 
     def gate(self, path: str) -> str | None:
         """Return the nearest parent that tells the calls of a shared module apart; None for a module with one path."""
@@ -133,6 +201,9 @@ class ModelTree:
 
         envoy = self._envoys.get(path)
         if envoy is None:
+            path = self.real_path(path)
+            envoy = self._envoys.get(path)
+        if envoy is None:
             envoy = self._envoys[path] = Envoy(self, path, self.module(path))
         return envoy
 
@@ -157,7 +228,8 @@ class ModelTree:
     def unknown(self, path: str, below: str = "") -> UnknownLocationError:
         """Describe a name that is not in the tree, with the nearest ones that are."""
         full = f"{below}.{path}" if below else path
-        candidates = [*self._modules, *self.values, *self.helpers]
+        aliases = [f"{path}.{name}" if path else name for path, names in self.aliases.items() for name in names]
+        candidates = [*self._modules, *self.values, *self.helpers, *aliases]
         nearest = difflib.get_close_matches(full, candidates, n=3, cutoff=0.5)
         if not nearest:
             leaf = full.rpartition(".")[2]

@@ -7,7 +7,7 @@ class calls `self.forward` by itself, as classes compiled by vLLM do, and makes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,6 +19,7 @@ from nnsight._interleave.run import RESULT, BlockRun
 from nnsight._interleave.visit import NOTHING
 
 if TYPE_CHECKING:
+    from nnsight._interleave.recording import Recording
     from nnsight._interleave.scope import Scope
 
 
@@ -69,6 +70,9 @@ class Interleaver:
         self.thread = get_ident()
         self._scopes = dict(scopes)
         for run, scope in scopes.items():
+            run.tree = self._tree
+            run.num_armed = 0
+            self._record(run)
             run.begin_step(steps[run], scope)
             self.enlist(run)
 
@@ -116,6 +120,22 @@ class Interleaver:
             self.enlist(run)
         return output
 
+    def record_inputs(self, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Record what a module is given."""
+        for run, path, recording in self._recording(site):
+            try:
+                recording.begin_call(path, run.step, (args, kwargs), self._scopes[run])
+            except Exception as error:  # noqa: BLE001 - it belongs to the request that records, never to the model
+                self._fail(run, error)
+
+    def record_output(self, site: Site, output: object) -> None:
+        """Record what the model goes on with of what a module returned."""
+        for run, path, recording in self._recording(site):
+            try:
+                recording.end_call(path, run.step, output, self._scopes[run])
+            except Exception as error:  # noqa: BLE001 - as above
+                self._fail(run, error)
+
     def offer(self, name: str, live: object, scopes: Mapping[BlockRun, Scope]) -> object:
         """Serve a value of the request, such as its logits, to the blocks that wait for it.
 
@@ -154,14 +174,19 @@ class Interleaver:
     def _concerns(self, run: BlockRun) -> bool:
         wait = run.wait
         assert type(wait) is Location
+        return self._is_called_as(wait.path)
+
+    def _is_called_as(self, path: str) -> bool:
         # A module shared by several parents is served where the parent that the block named is calling it.
-        gate, inner = self._gates[wait.path]
+        gate, inner = self._gates[path]
         return gate is None or (gate.depth > 0 and not any(site.depth for site in inner))
 
     def enlist(self, run: BlockRun) -> None:
         """Note what a block waits for now that it has had its turn."""
         if self._after_turn is not None:
             self._after_turn(run)
+        if len(run.recordings) > run.num_armed:
+            self._record(run)
         wait = run.wait
         if type(wait) is not Location or wait is RESULT:
             return
@@ -172,14 +197,37 @@ class Interleaver:
         if line is None:
             line = self._line(wait.path)
         line[0].enlist(run, wait)
-        for site in line:
-            if not site.armed:
-                site.arm()
-                self._armed.append(site)
+        self._arm(line)
         if run.looks_into is not None:
             for site in line[1:]:
                 if run.looks_into(site.path.rpartition(".")[2]):
                     site.looked_into = True
+
+    def _arm(self, sites: Iterable[Site]) -> None:
+        for site in sites:
+            if not site.armed:
+                site.arm()
+                self._armed.append(site)
+
+    def _record(self, run: BlockRun) -> None:
+        """Arm the modules whose calls are recorded for a block."""
+        first, run.num_armed = run.num_armed, len(run.recordings)
+        if not run.records:
+            return
+        for recording in run.recordings[first:]:
+            for path in recording.paths:
+                site, *around = self._lines.get(path) or self._line(path)
+                site.records.append((run, path, recording))
+                self._arm([site])
+                if self._gates[path][0] is not None:
+                    self._arm(around)
+
+    def _recording(self, site: Site) -> list[tuple[BlockRun, str, Recording]]:
+        return [each for each in site.records if each[0].records and self._is_called_as(each[1])]
+
+    def _fail(self, run: BlockRun, error: Exception) -> None:
+        run.fail(error)
+        self.enlist(run)
 
     def _line(self, path: str) -> tuple[Site, ...]:
         """Return the site of a module and those of the modules around it, and find its gate."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from nnsight._interleave.interleaver import Interleaver
     from nnsight._interleave.location import Location
+    from nnsight._interleave.recording import Recording
     from nnsight._interleave.run import BlockRun
     from nnsight._interleave.scope import Scope
 
@@ -84,6 +85,9 @@ class Passage:
         """Run `original` between serving its inputs and its output, or put something in its place."""
         if self.inputs:
             args, kwargs = self.hub.serve_inputs(self, args, kwargs)
+        return self._output(original, args, kwargs)
+
+    def _output(self, original: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         if self.skips:
             output = run_with_skips(self.hub, self, original, args, kwargs)
         else:
@@ -145,9 +149,10 @@ class Site(Passage):
         armed: Whether the forward is replaced.
         depth: How many calls of the module are under way.
         external: Whether whoever calls the module does it through `around`.
+        records: Requests for which its calls are recorded, by which of its paths, and in what.
     """
 
-    __slots__ = ("_known", "_module", "_prior", "armed", "depth", "external", "nnsight_original")
+    __slots__ = ("_known", "_module", "_prior", "armed", "depth", "external", "nnsight_original", "records")
 
     def __init__(self, module: nn.Module, hub: Interleaver, path: str) -> None:
         """Prepare a site; nothing is replaced before `arm`."""
@@ -159,6 +164,7 @@ class Site(Passage):
         self.armed = False
         self.depth = 0
         self.external = False
+        self.records: list[tuple[BlockRun, str, Recording]] = []
 
     def arm(self) -> None:
         """Replace the module's `forward`."""
@@ -179,6 +185,7 @@ class Site(Passage):
             self._prior = None
         self.depth = 0
         self.looked_into = False
+        self.records.clear()
         self.clear()
 
     def forward(self, *args: Any, **kwargs: Any) -> object:
@@ -194,6 +201,15 @@ class Site(Passage):
             return self.through(original, args, kwargs)
         finally:
             self.depth -= 1
+
+    def _output(self, original: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        if self.records:
+            self.hub.record_inputs(self, args, kwargs)
+        output = super()._output(original, args, kwargs)
+        # A block that was served inside may have begun to record.
+        if self.records:
+            self.hub.record_output(self, output)
+        return output
 
     def _body(self, original: Callable[..., object]) -> Body | None:
         known, body = self._known

@@ -13,6 +13,7 @@ class Receipt:
         steps: Steps of the request in which the block was present; the prompt is step 0.
         visits: How often the block was served each location.
         edits: How often the block changed each location.
+        recorded: How often each location was recorded by `tracer.cache()`.
         seconds: Time spent in the block's own code, in seconds.
         warnings: What the author of the block should know, one sentence each.
         early_loops: Loops over steps that the request ended before they did, one sentence each.
@@ -26,6 +27,7 @@ class Receipt:
     warnings: list[str] = field(default_factory=list)
     early_loops: list[str] = field(default_factory=list)
     details: dict[str, str] = field(default_factory=dict)
+    recorded: dict[str, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, object]:
         """Return the receipt as plain containers."""
@@ -37,6 +39,7 @@ class Receipt:
             "warnings": list(self.warnings),
             "early_loops": list(self.early_loops),
             "details": dict(self.details),
+            "recorded": dict(self.recorded),
         }
 
     @classmethod

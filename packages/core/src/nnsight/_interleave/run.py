@@ -24,6 +24,7 @@ from nnsight._interleave.visit import MISSING, Visit, asking_statement
 from nnsight.errors import OutOfOrderError, OutsideTraceError
 
 if TYPE_CHECKING:
+    from nnsight._interleave.recording import Recording
     from nnsight._interleave.scope import Scope
 
 UNSEEN: Final = object()
@@ -67,6 +68,11 @@ class BlockRun:
         looks_into: Tells for the last name of a module's path whether the program may ask for ops of it, or None.
         unnamed: What it saved under no variable, by label.
         changes: How it changed containers that were saved outside it.
+        exports: Variables that later invokes of the trace need.
+        loop: The loop over steps that the block is in, as it is spelled.
+        tree: The modules of the model that it runs beside; set by the interleaver.
+        recordings: Calls of modules that are recorded for it.
+        num_armed: How many of them the interleaver has begun in this step.
     """
 
     def __init__(
@@ -98,6 +104,11 @@ class BlockRun:
         self.named: dict[str, object] = {}
         self.unnamed: dict[str, object] = {}
         self.changes: dict[str, object] = {}
+        self.exports: dict[str, object] = {}
+        self.loop: str | None = None
+        self.tree: Any = None
+        self.recordings: list[Recording] = []
+        self.num_armed = 0
         self._body = body
         self._read_only = read_only
         self._modes = BlockModes(grad=grad, inference=inference)
@@ -112,6 +123,16 @@ class BlockRun:
         self._asked: tuple[CodeType, int] | None = None
         self._late = LateEdits()
         self._last: Location | None = None
+
+    @property
+    def present(self) -> bool:
+        """Whether the block waits for something, or calls are recorded for it although it is over."""
+        return not self.finished or self.records
+
+    @property
+    def records(self) -> bool:
+        """Whether calls are recorded for it."""
+        return bool(self.recordings) and not self.stopped and self.error is None
 
     # What the block calls -----------------------------------------------------------------------------------------
 
@@ -206,9 +227,10 @@ class BlockRun:
         """Tell the block that its request enters `step`, owning `scope` of the batch; start or resume it if due."""
         self.step = step
         self.scope = scope
+        if self.present:
+            self.receipt.steps += 1
         if self.finished:
             return
-        self.receipt.steps += 1
         wait = self.wait
         if wait is None or (type(wait) is StepWait and wait.step <= step):
             self._switch()

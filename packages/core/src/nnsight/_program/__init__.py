@@ -2,6 +2,7 @@
 
 from nnsight._program.effects import Effects, summarize
 from nnsight._program.functions import FunctionCodec, MethodCodec, closure_values, global_values, reaches_save
+from nnsight._program.pending import Pending
 from nnsight._program.program import Program
 from nnsight._program.saves import SaveBook, block_helpers, client_saves, save, save_names
 
@@ -9,6 +10,7 @@ __all__ = [
     "Effects",
     "FunctionCodec",
     "MethodCodec",
+    "Pending",
     "Program",
     "SaveBook",
     "block_helpers",

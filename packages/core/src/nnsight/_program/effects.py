@@ -30,7 +30,7 @@ _SAFE_METHODS = frozenset(
     for kind in (torch.Tensor, list, dict, set, str, bytes, tuple, int, float)
     for name in dir(kind)
     if not name.endswith("_") and name not in {"set_", "apply", "map", "share_memory"}
-) | {"save", "stop", "all"}
+) | {"save", "stop", "all", "cache"}
 _SAFE_MODULES = frozenset({"torch", "math", "nnsight", "numpy", "time"})
 _CONTAINERS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
 _CONTAINER_CALLS = frozenset({"list", "dict", "set"})
@@ -293,6 +293,8 @@ def _names_envoy(node: ast.expr, root: object) -> bool:
 def _is_module_name(root: Envoy, name: str) -> bool:
     from nnsight._envoy.envoy import module_of
 
+    if any(name in names for names in root._tree.aliases.values()):
+        return True
     return any(path.rpartition(".")[2] == name for path, _ in module_of(root).named_modules(remove_duplicate=False))
 
 

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, MethodType
 
-from nnsight._envoy import Envoy, Source, SourceOp
+from nnsight._envoy import Envoy, ModelTree, Source, SourceOp
 from nnsight._envoy.envoy import path_of
 from nnsight._program.functions import global_names
 
@@ -37,7 +37,19 @@ def modules_looked_into(statements: Sequence[ast.stmt], values: Mapping[str, obj
             # What `get` is given, or a part of it.
             before = node.value.split(".")[: node.value.split(".").index("source")]
             found.add(before[-1] if before and before[-1] else ANY)
+    for tree in _trees(values):
+        # What is named by an alias is known by its own name where it runs.
+        aliases = {(name, real) for names in tree.aliases.values() for name, real in names.items()}
+        found |= {real.rpartition(".")[2] for name, real in aliases if name in found}
     return (ANY,) if ANY in found else tuple(sorted(found))
+
+
+def _trees(values: Mapping[str, object]) -> list[ModelTree]:
+    envoys = [
+        getattr(value, "envoy", None) if getattr(type(value), "stands_in", False) else value
+        for value in values.values()
+    ]
+    return [envoy._tree for envoy in envoys if isinstance(envoy, Envoy)]
 
 
 def looks_into(names: Sequence[str]) -> Callable[[str], bool] | None:
@@ -96,7 +108,7 @@ def _resolve(node: ast.expr, values: Mapping[str, object]) -> Envoy | Source | S
             found: object = getattr(owner, node.attr)
         elif isinstance(owner, SourceOp):
             found = owner.source if node.attr == "source" else None
-        elif isinstance(owner, Envoy) and (node.attr == "source" or node.attr in owner._module._modules):
+        elif isinstance(owner, Envoy) and (node.attr == "source" or node.attr in owner._tree.children(owner._path)):
             found = getattr(owner, node.attr)
         else:
             return None

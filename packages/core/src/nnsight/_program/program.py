@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from types import CodeType, FrameType, FunctionType
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 from nnsight._capture import MISSING, BlockSource, block_names, compile_block, parse_block, visible_value
+from nnsight._capture.order import names_read_first
+from nnsight._envoy import Envoy, Source, SourceOp
 from nnsight._interleave import BlockRun
 from nnsight._program.containers import difference, snapshot
 from nnsight._program.effects import Effects, summarize
 from nnsight._program.inspected import check_ops, looks_into
+from nnsight._program.pending import Pending
 from nnsight._program.saves import SaveBook, block_helpers, save_names
 
 _HELPERS = tuple(block_helpers())
@@ -28,6 +32,8 @@ class Program:
         values: Values of the names that the block loads.
         returned: Names of containers saved outside the block, whose final state comes home.
         effects: What the block reads and writes.
+        exports: Variables of the block that later invokes of its trace need, saved or not.
+        kept: Variables of the block that come home without a save.
     """
 
     source: BlockSource
@@ -35,6 +41,26 @@ class Program:
     values: Mapping[str, object]
     returned: tuple[str, ...]
     effects: Effects
+    exports: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+
+    @property
+    def bound(self) -> frozenset[str]:
+        """Names that the block binds."""
+        return block_names(parse_block(self.source)).bound
+
+    @property
+    def pending(self) -> dict[str, Pending]:
+        """Names whose values an earlier invoke of the trace binds."""
+        return {name: value for name, value in self.values.items() if isinstance(value, Pending)}
+
+    def keeping(self, names: frozenset[str]) -> Program:
+        """Return the program that also brings home those of these variables that its block binds.
+
+        Those that it reads before it binds them are read by the next run of the block.
+        """
+        read = names | names_read_first(parse_block(self.source))
+        return replace(self, kept=tuple(sorted(self.bound & read)))
 
     @classmethod
     def from_frame(
@@ -65,6 +91,7 @@ class Program:
             value = given[name] if name in given else visible_value(frame, name)
             if value is not MISSING and value is not getattr(builtins, name, MISSING):
                 values[name] = value
+        _let_go(values, statements)
         parameters = tuple(sorted(name for name in names.bound if name in values))
         check_ops(statements, values)
         # A container of several names changes once.
@@ -93,10 +120,13 @@ class Program:
             before = {name: snapshot(values[name]) for name in self.returned}
 
             def keep(saves: tuple[dict[str, object], dict[str, object]], variables: Mapping[str, object]) -> None:
-                run.named, run.unnamed = saves
+                named, run.unnamed = saves
+                kept = {name: variables[name] for name in self.kept if name in variables}
+                run.named = {**{name: value for name, value in kept.items() if not stays(value)}, **named}
                 run.changes = {
                     name: difference(before[name], variables[name]) for name in self.returned if name in variables
                 }
+                run.exports = {name: variables[name] for name in self.exports if name in variables}
 
             run_source(self.source, self.parameters, values, book, keep)
 
@@ -104,6 +134,24 @@ class Program:
         run.saves = book
         run.looks_into = looks_into(self.effects.looks_into)
         return run
+
+
+def _let_go(values: dict[str, object], statements: Sequence[ast.stmt]) -> None:
+    """Leave out the values of earlier invokes for names that the block binds before it reads them."""
+    if not any(isinstance(value, Pending) for value in values.values()):
+        return
+    read_first = names_read_first(statements)
+    for name, value in list(values.items()):
+        if isinstance(value, Pending) and name not in read_first:
+            if value.displaced is MISSING:
+                del values[name]
+            else:
+                values[name] = value.displaced
+
+
+def stays(value: object) -> bool:
+    """Tell whether a variable holds no value of the request, such as a module or a function."""
+    return isinstance(value, Envoy | Source | SourceOp | ModuleType) or callable(value)
 
 
 Keep = Callable[[tuple[dict[str, object], dict[str, object]], Mapping[str, object]], None]

@@ -20,6 +20,7 @@ from nnsight._capture.items import READ_ITEM
 from nnsight._capture.saves import LOCALS, SAVE_AUGMENTED, SAVE_BOUND, SAVE_CALL, SAVE_METHOD, SAVE_RETURNED
 from nnsight._envoy import Envoy, read_item
 from nnsight._interleave.run import current_run
+from nnsight._program.pending import Pending
 from nnsight.errors import InvalidRequestError, OutsideTraceError
 
 Value = TypeVar("Value")
@@ -60,7 +61,10 @@ class SaveBook:
 
         Raises:
             InvalidRequestError: The value is a module's stand-in rather than a value.
+            OutsideTraceError: The value is that of an invoke, which has not run yet.
         """
+        if isinstance(value, Pending):
+            raise value.refusal()
         if isinstance(value, Envoy):
             raise InvalidRequestError(
                 f"{label} is a module, which cannot be saved; save a value of it, such as {label}.output.save()"

@@ -7,7 +7,7 @@ from types import FunctionType, MethodType
 from typing import Any
 
 from nnsight._capture import compile_function, find_function
-from nnsight._program import block_helpers, closure_values, global_values, reaches_save, save_names
+from nnsight._program import Pending, block_helpers, closure_values, global_values, reaches_save, save_names
 from nnsight._trace.block_tracer import BlockTracer
 from nnsight._trace.model import TracedModel
 from nnsight._trace.tracer import Invoker, Tracer
@@ -39,6 +39,8 @@ def localize(value: Any, seen: dict[Any, Any]) -> Any:
         return seen.setdefault(id(value), set(value))
     if kind is tuple:
         return tuple(localize(item, seen) for item in value)
+    if isinstance(value, Pending):
+        raise value.refusal()
     if isinstance(value, TracedModel):
         return value.envoy
     if isinstance(value, Tracer | Invoker):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -51,18 +51,24 @@ class NNsight(TracedModel):
 
     backend_name = "torch"
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, *, rename: Mapping[str, str] | None = None) -> None:
         """Wrap a module, which stays as it is.
+
+        Args:
+            module: The module.
+            rename: Extra names of modules: an alias for each path, such as `{"transformer.h": "layers"}`.
 
         Raises:
             TypeError: `module` is no `torch.nn.Module`.
+            UnknownLocationError: A renamed path names no module.
+            InvalidRequestError: An alias is taken.
         """
         if not isinstance(module, nn.Module):
             raise TypeError(f"NNsight takes a torch.nn.Module, not a {type(module).__name__}")
         self._module = module
         # Blocks replace the forward of modules on the instance, so one trace of a module runs at a time.
         self._lock = _LOCKS.setdefault(module, threading.RLock())
-        self._tree = ModelTree(module)
+        self._tree = ModelTree(module, renames=rename, reserved=dir(type(self)))
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
         kwargs = dict(kwargs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from functools import lru_cache
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
@@ -12,12 +12,15 @@ from nnsight._capture import BlockSource
 from nnsight._envoy import Envoy, ModelTree, Source, SourceOp
 from nnsight._envoy.envoy import path_of
 from nnsight._envoy.source import address_of
-from nnsight._program import Effects, FunctionCodec, MethodCodec, Program
+from nnsight._interleave.recording import RecordedCall, Withheld
+from nnsight._interleave.visit import MISSING
+from nnsight._program import Effects, FunctionCodec, MethodCodec, Pending, Program
 from nnsight._trace.block_tracer import BlockTracer
+from nnsight._trace.cache import Cache, CachedModule
 from nnsight._trace.model import TracedModel
 from nnsight._trace.tracer import Invoker, Tracer
-from nnsight._wire import CodecTable, Limits, decode, default_codecs, encode, encode_parts
-from nnsight.errors import WireError
+from nnsight._wire import CodecTable, Limits, decode, default_codecs, encode, encode_parts, part
+from nnsight.errors import UntransferableValueError, WireError
 from nnsight.plugins import plugin_manager
 
 if TYPE_CHECKING:
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
     from nnsight._wire import Decoder, Encoder, Fetch, Parts
 
-VERSION = 1
+VERSION = 2
 TRUSTED = Limits(allow_objects=True)
 
 
@@ -40,13 +43,16 @@ class EnvoyCodec:
 
     def encode(self, value: Any, encoder: Encoder) -> object:
         """Write the path."""
-        return path_of(value if isinstance(value, Envoy) else value.envoy)
+        envoy = value if isinstance(value, Envoy) else value.envoy
+        renames = envoy._tree.renames
+        return [path_of(envoy), list(renames.items())] if renames else path_of(envoy)
 
     def decode(self, payload: Any, decoder: Decoder) -> object:
         """Find the envoy at the path."""
         if self._tree is None:
             raise WireError("the message names a module, which this receiver has not")
-        return self._tree.envoy(payload)
+        path, renames = payload if isinstance(payload, list) else (payload, [])
+        return self._tree.with_renames(dict(renames)).envoy(path)
 
 
 class SourceCodec:
@@ -74,13 +80,18 @@ class TracerCodec:
 
     tag = "nnsight.tracer"
 
+    def __init__(self, tree: ModelTree | None = None) -> None:
+        """Make tracers of `tree`; a side that only writes needs none."""
+        self._tree = tree
+
     def encode(self, value: Any, encoder: Encoder) -> object:
-        """Write that it is the tracer."""
-        return None
+        """Write the extra names of its model."""
+        tracer = value._tracer if isinstance(value, Invoker) else value
+        return list(tracer.model._tree.renames.items())
 
     def decode(self, payload: Any, decoder: Decoder) -> object:
         """Make the tracer of a running block."""
-        return BlockTracer()
+        return BlockTracer(None if self._tree is None else self._tree.with_renames(dict(payload)))
 
 
 class ResultCodec:
@@ -103,6 +114,104 @@ class ResultCodec:
         return self._result
 
 
+@dataclass(frozen=True)
+class HandedValue:
+    """A value that one invoke hands to another, on its way through the caller's process, which does not read it.
+
+    Attributes:
+        data: The value as a message.
+    """
+
+    data: bytes
+
+
+class HandedCodec:
+    """Send a value that an invoke hands to another as it was written, and read it where the other runs."""
+
+    tag = "nnsight.handed"
+
+    def __init__(self, device_of: Callable[[str], torch.device] | None = None, *, opens: bool = False) -> None:
+        """Read the value itself if `opens`, with its tensors where `device_of` says, or leave it as it was written."""
+        self._device_of = device_of
+        self._opens = opens
+
+    def encode(self, value: Any, encoder: Encoder) -> object:
+        """Write the message."""
+        return encoder.node(value.data)
+
+    def decode(self, payload: Any, decoder: Decoder) -> object:
+        """Read the message, or keep it."""
+        data = part(decoder.value(payload), bytes)
+        if not self._opens:
+            return HandedValue(data)
+        return decode(data, codecs=decoder.codecs, limits=decoder.limits, device_of=self._device_of)
+
+
+class CacheCodec:
+    """Send what was recorded of modules; a value that cannot travel is withheld, and all others come home."""
+
+    tag = "nnsight.cache"
+
+    def encode(self, value: Any, encoder: Encoder) -> object:
+        """Write the calls of each module."""
+        calls = [
+            [path, [[call.step, self._side(call.inputs, encoder), self._side(call.output, encoder)] for call in each]]
+            for path, each in value._calls.items()
+        ]
+        return [type(value) is Cache, calls, value._path, value._step]
+
+    def decode(self, payload: Any, decoder: Decoder) -> object:
+        """Read them."""
+        whole, modules, path, step = payload
+        calls = {
+            name: [RecordedCall(number, *(self._read(side, decoder) for side in sides)) for number, *sides in each]
+            for name, each in modules
+        }
+        return (Cache if whole else CachedModule)(calls, path, step)
+
+    def _side(self, value: object, encoder: Encoder) -> list[object]:
+        if value is MISSING:
+            return []
+        if isinstance(value, Withheld):
+            return [None, value.reason]
+        try:
+            return [encoder.node(value)]
+        except UntransferableValueError as refusal:
+            return [None, str(refusal)]
+
+    def _read(self, side: list[Any], decoder: Decoder) -> object:
+        if not side:
+            return MISSING
+        return Withheld(part(side[1], str)) if len(side) == 2 else decoder.value(side[0])
+
+
+class PendingCodec:
+    """Refuse what stands for a value of another invoke anywhere but in a variable of its own."""
+
+    tag = "nnsight.pending"
+
+    def encode(self, value: Any, encoder: Encoder) -> object:
+        """Refuse it."""
+        raise encoder.refusal(
+            value,
+            f"it stands for `{value.name}` of invoke {value.invoke}, which has not run yet",
+            "Name the variable itself in the block that needs its value.",
+        )
+
+    def decode(self, payload: Any, decoder: Decoder) -> object:
+        """Refuse it."""
+        raise WireError("the message holds a value that is not there yet")
+
+
+def write_handed(value: object, name: str) -> Parts:
+    """Write a value that one invoke hands to another, as the parts of a message.
+
+    Raises:
+        UntransferableValueError: It cannot travel; the message calls it `name`.
+    """
+    return encode_parts(value, codecs=block_codecs(), name=name)
+
+
 @lru_cache(maxsize=1)
 def base_codecs() -> CodecTable:
     """Return the codecs of the core and of every plugin."""
@@ -111,15 +220,18 @@ def base_codecs() -> CodecTable:
     return table
 
 
-def block_codecs(tree: ModelTree | None = None, *, result: object = None) -> CodecTable:
+def block_codecs(
+    tree: ModelTree | None = None, *, result: object = None, handed: HandedCodec | None = None
+) -> CodecTable:
     """Return codecs that also carry functions, envoys, tracers and the result of the request.
 
     Args:
         tree: Where envoys are found, on the side that reads a program.
         result: The finished output, known to both sides.
+        handed: Reads values that invokes hand to others.
     """
-    envoys, sources, tracers = EnvoyCodec(tree), SourceCodec(tree), TracerCodec()
-    results = ResultCodec(result)
+    envoys, sources, tracers = EnvoyCodec(tree), SourceCodec(tree), TracerCodec(tree)
+    results, caches = ResultCodec(result), CacheCodec()
     types: dict[type, Any] = {
         FunctionType: FunctionCodec(),
         MethodType: MethodCodec(),
@@ -129,6 +241,10 @@ def block_codecs(tree: ModelTree | None = None, *, result: object = None) -> Cod
         TracedModel: envoys,
         Tracer: tracers,
         Invoker: tracers,
+        HandedValue: handed or HandedCodec(),
+        Pending: PendingCodec(),
+        Cache: caches,
+        CachedModule: caches,
     }
     if result is not None:
         types[type(result)] = results
@@ -157,6 +273,8 @@ def encode_program(program: Program) -> bytes:
             list(effects.looks_into),
         ],
         values,
+        list(program.exports),
+        list(program.kept),
     ]
     return encode(header, codecs=base_codecs(), name="program")
 
@@ -173,13 +291,15 @@ def decode_program(data: bytes, tree: ModelTree, device_of: Callable[[str], torc
         WireError: The bytes are no program of this version.
     """
     header: Any = decode(data, codecs=base_codecs())
-    if not isinstance(header, list) or len(header) != 6 or header[0] != VERSION:
+    if not isinstance(header, list) or len(header) != 8 or header[0] != VERSION:
         raise WireError("the bytes are no program of this version of nnsight; use one version on both sides")
-    _, source, parameters, returned, effects, values_data = header
-    values: Any = decode(values_data, codecs=block_codecs(tree), limits=TRUSTED, device_of=device_of)
+    _, source, parameters, returned, effects, values_data, exports, kept = header
+    codecs = block_codecs(tree, handed=HandedCodec(device_of, opens=True))
+    values: Any = decode(values_data, codecs=codecs, limits=TRUSTED, device_of=device_of)
     reads, writes, unknown, uses_result, looked_into = effects
     summary = Effects(tuple(reads), tuple(writes), tuple(unknown), uses_result, tuple(looked_into))
-    return Program(BlockSource(*source), tuple(parameters), values, tuple(returned), summary)
+    names = [tuple(each) for each in (parameters, returned, exports, kept)]
+    return Program(BlockSource(*source), names[0], values, names[1], summary, names[2], names[3])
 
 
 def encode_values(values: Mapping[str, object], result: object = None) -> Parts:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nnsight._interleave.location import SIDES
+from nnsight._trace.levels import run_in_levels
+from nnsight._trace.session import Session
 from nnsight._trace.tracer import Tracer
 from nnsight.errors import UnknownLocationError
 from nnsight.events import RunFinished, RunStarted
@@ -49,6 +51,15 @@ class TracedModel(ABC):
             InvalidRequestError: The input cannot be run.
         """
         return Tracer(self, args, kwargs)
+
+    def session(self, **keywords: Any) -> Session:
+        """Begin a session: traces that run one after the other and share keywords.
+
+        `with model.session(max_tokens=1) as session:` gives its traces the keywords that they do not give themselves,
+        and collects what they save on `session.saves`. A variable that a block binds, and that other code of the
+        session reads, comes home without a save.
+        """
+        return Session(self, keywords)
 
     def run(self, *args: Any, **kwargs: Any) -> Tracer:
         """Run a function as a block, for code that has no `with` statement: `model.run(prompt, function)`.
@@ -108,7 +119,7 @@ class TracedModel(ABC):
 
     def _run_requests(self, requests: Sequence[Request]) -> list[Outcome]:
         with self._observed(len(requests)) as outcomes:
-            outcomes += self._execute(requests)
+            outcomes += run_in_levels(requests, self._execute)
         return outcomes
 
     @contextlib.contextmanager

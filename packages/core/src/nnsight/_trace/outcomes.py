@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from nnsight._interleave import Receipt
 from nnsight._program.failures import describe_error, keep_user_frames, rebuild_error
-from nnsight._trace.messages import decode_values, encode_values
+from nnsight._trace.messages import HandedValue, decode_values, encode_values, write_handed
 from nnsight._trace.request import Outcome
 from nnsight.errors import WireError
 
@@ -49,7 +49,7 @@ def finish_run(
     failure = run.error or error
     if failure is not None:
         keep_user_frames(failure, frozenset({program.source.filename}))
-    return Outcome(run.named, run.unnamed, run.changes, result, failure, run.receipt)
+    return Outcome(run.named, run.unnamed, run.changes, result, failure, run.receipt, run.exports)
 
 
 def encode_outcome(outcome: Outcome, program: Program | None = None) -> bytes:
@@ -64,7 +64,7 @@ def encode_outcome(outcome: Outcome, program: Program | None = None) -> bytes:
     try:
         return _encode(outcome, program)
     except Exception as refusal:  # noqa: BLE001 - values of the user's own classes may raise anything when they are read
-        sifted = {kind: _sift(kind, getattr(outcome, kind)) for kind in ("named", "unnamed", "changes")}
+        sifted = {kind: _sift(kind, getattr(outcome, kind)) for kind in ("named", "unnamed", "changes", "exports")}
         result = _sift("result", {"result": outcome.result})
         refusals = [*(error for kind in sifted.values() for error in kind.refusals), *result.refusals, refusal]
         kept = Outcome(
@@ -110,6 +110,7 @@ def _encode(outcome: Outcome, program: Program | None) -> bytes:
         **{field.name: getattr(outcome, field.name) for field in fields(Outcome)},
         "error": None if outcome.error is None else describe_error(outcome.error, files),
         "receipt": outcome.receipt.as_dict(),
+        "exports": {name: HandedValue(write_handed(value, name).joined()) for name, value in outcome.exports.items()},
     }
     whole = io.BytesIO()
     for part in encode_values(message):

@@ -38,6 +38,7 @@ class Outcome:
         result: The finished output of the request.
         error: What ended the block or the request early.
         receipt: What was served and changed.
+        exports: Variables that later invokes of the trace need; from another process, as it wrote them.
     """
 
     named: dict[str, object] = field(default_factory=dict)
@@ -46,6 +47,7 @@ class Outcome:
     result: Any = None
     error: BaseException | None = None
     receipt: Receipt = field(default_factory=Receipt)
+    exports: dict[str, object] = field(default_factory=dict)
 
     @property
     def saves(self) -> dict[str, object]:

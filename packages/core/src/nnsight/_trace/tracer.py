@@ -13,7 +13,9 @@ from nnsight._program import Program, SaveBook, client_saves
 from nnsight._program.program import run_in_place
 from nnsight._trace.block_tracer import BlockTracer, in_block
 from nnsight._trace.deliver import Place, deliver, raise_first, without_skip
+from nnsight._trace.levels import ask_for_exports, leave_pending, without_pending
 from nnsight._trace.request import Outcome, Request
+from nnsight._trace.session import session_of
 from nnsight.errors import InvalidRequestError, OutsideTraceError
 
 if TYPE_CHECKING:
@@ -48,9 +50,7 @@ class Invoker:
             return False
         with without_skip(error):
             here = frame.f_code is self._tracer._running
-            self._tracer._add(
-                self._source, frame, self._prepared, given={self._source.target: self._tracer}, binds=here
-            )
+            self._tracer._add_invoke(self._source, frame, self._prepared, binds=here)
         return True
 
 
@@ -66,7 +66,11 @@ class Tracer:
     def __init__(self, model: TracedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Prepare a trace; the input is checked here."""
         self.model = model
+        self._session = session_of(model)
+        if self._session is not None:
+            kwargs = model._merge_keywords(self._session.keywords, kwargs)
         self._keywords = kwargs
+        self._kept: frozenset[str] = frozenset()
         self._single = model._has_input(args, kwargs)
         self._prepared = model._prepare(args, kwargs) if self._single else None
         self._requests: list[Request] = []
@@ -97,6 +101,8 @@ class Tracer:
             return False
         with without_skip(error):
             bound: dict[str, object] = {}
+            if self._session is not None:
+                self._kept = self._session.names_read(frame, self._source)
             if self._single:
                 self._add(self._source, frame, self._prepared, given={self._source.target: self})
             else:
@@ -180,6 +186,16 @@ class Tracer:
             return BlockTracer().all()
         raise OutsideTraceError("tracer.all() counts the steps of a request: use it in the block of a trace or invoke")
 
+    def cache(self, *args: Any, **kwargs: Any) -> Any:
+        """Record every call of modules, inside a block; see `BlockTracer.cache`.
+
+        Raises:
+            OutsideTraceError: No block is running here.
+        """
+        if in_block():
+            return BlockTracer().cache(*args, **kwargs)
+        raise OutsideTraceError("tracer.cache() records for a request: use it in the block of a trace or invoke")
+
     def stop(self) -> None:
         """End the request, inside a block.
 
@@ -220,7 +236,7 @@ class Tracer:
                 "the trace has no input and its block makes no invoke; give it one: `model.trace(prompt)`, "
                 "or write `with tracer.invoke(prompt):` inside"
             )
-        return bound
+        return without_pending(bound)
 
     def _entered(self, code: CodeType) -> None:
         self._running = code
@@ -231,15 +247,27 @@ class Tracer:
         program = Program.from_frame(
             source, frame, given=given, value_names=frozenset(self.model._tree.values), saved=self._book.has
         )
+        if self._session is not None:
+            program = program.keeping(self._kept)
         self._requests.append(Request(program, prepared, binds))
 
+    def _add_invoke(self, source: BlockSource, frame: FrameType, prepared: Any, *, binds: bool) -> None:
+        self._add(source, frame, prepared, given={source.target: self}, binds=binds)
+        request, number = self._requests[-1], len(self._requests) - 1
+        for pending in request.program.pending.values():
+            if pending.trace is not self._book:
+                raise pending.refusal()
+        leave_pending(frame, request, trace=self._book, invoke=number, saved=self._book.has)
+
     def _finish(self, frame: FrameType | None, bound: dict[str, object]) -> None:
-        requests, self._requests = self._requests, []
+        requests, self._requests = ask_for_exports(self._requests), []
         place = None if frame is None else Place.of(frame)
 
         def arrive(outcomes: list[Outcome], frame: FrameType | None = None) -> None:
             self._outcomes = outcomes
             self._saves = deliver(frame, bound, requests, outcomes, book=self._book, place=place)
+            if self._session is not None:
+                self._session.saves.update(self._saves)
             raise_first(outcomes, self._saves)
 
         self._backend = self.model._defer(requests, arrive, single=self._single)

@@ -23,6 +23,9 @@ from nnsight.errors import (
     UnknownLocationError,
     UntransferableValueError,
 )
+from nnsight.testing.cache_conformance import CacheConformance
+from nnsight.testing.handover_conformance import HandoverConformance
+from nnsight.testing.session_conformance import SessionConformance
 from nnsight.testing.source_conformance import ProcessSourceConformance, SourceConformance
 
 if TYPE_CHECKING:
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
 STEPS = 4
 
 
-class BackendConformance(SourceConformance):
+class BackendConformance(SourceConformance, HandoverConformance, CacheConformance, SessionConformance):
     """Each test is one promise to the user, named after it."""
 
     # Reading ------------------------------------------------------------------------------------------------------

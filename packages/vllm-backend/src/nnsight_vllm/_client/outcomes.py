@@ -9,7 +9,7 @@ import msgspec
 from nnsight._interleave import Receipt
 from nnsight._program.failures import rebuild_error
 from nnsight._trace import Outcome
-from nnsight._trace.messages import decode_values
+from nnsight._trace.messages import HandedValue, decode_values
 from nnsight.errors import EngineError
 from nnsight_vllm._transfer import read_shared, remove_shared
 
@@ -31,15 +31,21 @@ def read_outcome(data: bytes | None, result: Any) -> Outcome:
     parts = msgspec.msgpack.decode(data)
     named, unnamed, changes = (_values(parts[name], result) for name in _PARTS)
     error = rebuild_error(parts["error"]) if parts["error"] is not None else None
-    return Outcome(named, unnamed, changes, result, error, Receipt.from_dict(parts["receipt"]))
+    exports: dict[str, object] = {name: HandedValue(_raw(place)) for name, place in parts["exports"].items()}
+    return Outcome(named, unnamed, changes, result, error, Receipt.from_dict(parts["receipt"]), exports)
 
 
 def drop_outcome(data: bytes) -> None:
     """Remove the files of an outcome that nobody will read."""
     parts = msgspec.msgpack.decode(data)
-    for name in _PARTS:
-        if isinstance(parts.get(name), str):
-            remove_shared(parts[name])
+    for place in (*(parts.get(name) for name in _PARTS), *parts.get("exports", {}).values()):
+        if isinstance(place, str):
+            remove_shared(place)
+
+
+def _raw(place: bytes | str) -> bytes:
+    """Return a message as the worker wrote it."""
+    return read_shared(place, lambda data, fetch: bytes(data)) if isinstance(place, str) else place
 
 
 def _values(place: bytes | str, result: Any) -> dict[str, Any]:

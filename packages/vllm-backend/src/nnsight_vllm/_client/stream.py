@@ -8,15 +8,17 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequen
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from nnsight.errors import InvalidRequestError
+from nnsight._trace import Outcome
+from nnsight._trace.levels import hand_over
+from nnsight.errors import HandoverError, InvalidRequestError
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from nnsight._trace import Outcome, Request
+    from nnsight._trace import Request
     from nnsight_vllm._client.asynchronous import AsyncEngine
 
-Arrive = Callable[[list["Outcome"]], None]
+Arrive = Callable[[list[Outcome]], None]
 
 
 class TraceStream:
@@ -73,9 +75,12 @@ class TraceStream:
         with self._observed(len(self._requests)) as outcomes:
             async with aclosing(self._merged()) as merged:
                 async for number, output, outcome in merged:
-                    output.invoke = number
                     if outcome is not None:
                         found[number] = outcome
+                    if output is None:
+                        continue
+                    output.invoke = number
+                    if outcome is not None:
                         output.saves, output.receipt = outcome.saves, outcome.receipt
                     yield output
             outcomes += [outcome for outcome in found if outcome is not None]
@@ -89,7 +94,7 @@ class TraceStream:
         return last[0] if self._single else last
 
     async def _merged(self) -> AsyncGenerator[tuple[int, Any, Outcome | None], None]:
-        """Run the requests at once, and yield what comes of any of them."""
+        """Run the requests at once, but those that need values of others after these; yield what comes of any."""
         if len(self._requests) == 1:
             async with aclosing(self._engine.stream(self._requests[0])) as outputs:
                 async for output, outcome in outputs:
@@ -97,11 +102,22 @@ class TraceStream:
             return
         waiting: asyncio.Queue[tuple[int, Any, Outcome | None] | BaseException | None] = asyncio.Queue()
 
+        over: list[asyncio.Future[Outcome]] = [asyncio.get_running_loop().create_future() for _ in self._requests]
+
         async def run(number: int, request: Request) -> None:
             try:
-                async with aclosing(self._engine.stream(request)) as outputs:
+                for pending in request.program.pending.values():
+                    await over[pending.invoke]
+                done = [each.result() if each.done() else None for each in over]
+                async with aclosing(self._engine.stream(hand_over(request, done))) as outputs:
                     async for output, outcome in outputs:
                         waiting.put_nowait((number, output, outcome))
+                        if outcome is not None:
+                            over[number].set_result(outcome)
+                waiting.put_nowait(None)
+            except HandoverError as error:
+                over[number].set_result(Outcome(error=error))
+                waiting.put_nowait((number, None, over[number].result()))
                 waiting.put_nowait(None)
             except Exception as error:  # noqa: BLE001 - raised again where the stream is read
                 waiting.put_nowait(error)

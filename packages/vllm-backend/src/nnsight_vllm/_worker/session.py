@@ -14,7 +14,7 @@ import torch
 
 from nnsight._interleave import BlockRun, Interleaver, RowScope
 from nnsight._program.failures import describe_error
-from nnsight._trace.messages import TRUSTED, block_codecs, decode_program, encode_values
+from nnsight._trace.messages import TRUSTED, block_codecs, decode_program, encode_values, write_handed
 from nnsight._wire import decode
 from nnsight.errors import UnsupportedFeatureError
 from nnsight_vllm._mailbox import ANNOUNCEMENT
@@ -136,7 +136,7 @@ class WorkerSession:
         for span in spans:
             traced = self._requests[span.request_id]
             run = traced.run
-            if run is None or run.finished:
+            if run is None or not run.present:
                 continue
             if span.partial:
                 run.fail(
@@ -279,6 +279,12 @@ class WorkerSession:
             except Exception as refusal:  # noqa: BLE001 - what cannot be sent is that request's error
                 parts[part] = self._place(encode_values(_sendable(values, result), result))
                 parts["error"] = error or describe_error(refusal)
+        parts["exports"] = exports = {}
+        for name, value in run.exports.items():
+            try:
+                exports[name] = self._place(write_handed(value, name))
+            except Exception as refusal:  # noqa: BLE001 - as above
+                parts["error"] = parts["error"] or describe_error(refusal)
         return msgspec.msgpack.encode(parts)
 
     def _place(self, parts: Parts) -> bytes | str:
@@ -315,5 +321,5 @@ def _failed(error: BaseException | None) -> bytes:
     empty = encode_values({}).joined()
     described = describe_error(error or RuntimeError("the program could not be read"))
     return msgspec.msgpack.encode(
-        {"error": described, "receipt": {}, "named": empty, "unnamed": empty, "changes": empty}
+        {"error": described, "receipt": {}, "named": empty, "unnamed": empty, "changes": empty, "exports": {}}
     )
