@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from nnsight import NNsight
 from census import Census, resident_bytes
+from nnsight import NNsight
 
 WIDTH = 64
 
