@@ -69,6 +69,12 @@ def coverage(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def mutants(session: nox.Session) -> None:
+    """Plant faults in a copy of the sources and see the tests fail; after `--` names of faults, or `--engine`."""
+    run(session, "python", "tests/mutants/run_mutants.py", *session.posargs)
+
+
+@nox.session(default=False)
 def contracts(session: nox.Session) -> None:
     """Releases of vLLM have what the records rely on; releases after `--`, or `update RELEASE`. Needs no torch."""
     arguments = session.posargs if session.posargs[:1] in (["check"], ["update"]) else ["check", *session.posargs]

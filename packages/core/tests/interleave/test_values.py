@@ -256,6 +256,26 @@ def test_an_edit_of_a_read_only_program_names_the_line_of_the_read() -> None:
     assert f"read it at {__file__}:" in str(run.error)
 
 
+def test_an_assignment_of_a_read_only_program_is_refused_at_its_line() -> None:
+    after: list[int] = []
+
+    def block(run: BlockRun) -> None:
+        run.write(OUTPUT, torch.full((2, 2), 5.0))
+        after.append(1)
+
+    live = ones()
+    run, _ = serve(block, live, ROWS, read_only=True)
+    assert isinstance(run.error, ReadOnlyError)
+    assert not after
+    assert torch.equal(live, ones())
+
+
+def test_a_skip_of_a_read_only_program_is_refused_at_its_line() -> None:
+    run = BlockRun(lambda run: run.skip(Location("layer", "skip"), ones()), read_only=True)
+    run.begin_step(0, ROWS)
+    assert isinstance(run.error, ReadOnlyError)
+
+
 # Edits that come too late -----------------------------------------------------------------------------------------
 
 

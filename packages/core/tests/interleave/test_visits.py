@@ -138,8 +138,11 @@ def test_items_of_other_objects_are_read_as_ever() -> None:
 
 
 def test_a_replacement_that_does_not_fit_is_refused_where_it_is_assigned() -> None:
-    run, _, (hidden, _), _ = visit("first = layer.output[0]\nlayer.output = (first, first[:1])")
+    after: list[int] = []
+    text = "first = layer.output[0]\nlayer.output = (first, first[:1])\nafter.append(1)"
+    run, _, (hidden, _), _ = visit(text, after=after)
     assert isinstance(run.error, MismatchedValueError)
+    assert not after
     assert hidden.sum() == 0
 
 

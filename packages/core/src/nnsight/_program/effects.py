@@ -10,30 +10,20 @@ import ast
 import builtins
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import BuiltinFunctionType, ModuleType
+from types import ModuleType
 
-import torch
-
-from nnsight._envoy import Envoy, Source, SourceOp
+from nnsight._envoy import Envoy
 from nnsight._interleave.location import SIDES
+from nnsight._program import harmless
 from nnsight._program.inspected import modules_looked_into
-from nnsight._program.saves import save
 
-_SAFE_BUILTINS = frozenset(
-    "abs all any bool bytes complex dict divmod enumerate filter float format frozenset getattr hasattr hash id int "
-    "isinstance issubclass iter len list map max min next object ord pow print range repr reversed round set slice "
-    "sorted str sum super tuple type zip".split()
-)
-# Functions named in place by torch's own rule end in an underscore; the rest of a tensor's methods make new values.
-_SAFE_METHODS = frozenset(
-    name
-    for kind in (torch.Tensor, list, dict, set, str, bytes, tuple, int, float)
-    for name in dir(kind)
-    if not name.endswith("_") and name not in {"set_", "apply", "map", "share_memory"}
-) | {"save", "stop", "all", "cache"}
-_SAFE_MODULES = frozenset({"torch", "math", "nnsight", "numpy", "time"})
 _CONTAINERS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
 _CONTAINER_CALLS = frozenset({"list", "dict", "set"})
+# Builtins that call a function which they are given.
+_CALLERS = frozenset({"map", "filter", "iter", "sorted", "min", "max"})
+_HARMLESS_IMPORTS = frozenset({"math", "time", "nnsight"})
+# What an envoy offers by itself, beside the modules below it.
+_ENVOY_METHODS = frozenset({"get", "save", "skip"})
 
 
 @dataclass(frozen=True)
@@ -68,9 +58,7 @@ def summarize(statements: Sequence[ast.stmt], values: Mapping[str, object], name
         values: What the names bound outside it refer to.
         names: Names of the request's own values, such as `logits`.
     """
-    walker = _Walker(values, frozenset({*SIDES, *names}))
-    for statement in statements:
-        walker.find_counters(statement)
+    walker = _Walker(values, frozenset({*SIDES, *names}), _bindings(statements))
     for statement in statements:
         walker.visit(statement)
     return Effects(
@@ -82,168 +70,245 @@ def summarize(statements: Sequence[ast.stmt], values: Mapping[str, object], name
     )
 
 
+def _bindings(statements: Sequence[ast.stmt]) -> dict[str, set[str]]:
+    """Tell what the names that a block binds are bound to, wherever in it: `fresh`, `function` or `other` things.
+
+    Numbers, texts and new containers are fresh: to change them changes nothing of the model.
+    """
+    kinds: dict[str, set[str]] = {}
+    told: set[ast.AST] = set()
+
+    def bind(name: str | None, kind: str) -> None:
+        if name is not None:
+            kinds.setdefault(name, set()).add(kind)
+
+    nodes = [node for statement in statements for node in ast.walk(statement)]
+    shadowed = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    for node in nodes:
+        if isinstance(node, ast.Assign) and _is_fresh(node.value, shadowed):
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    told.add(target)
+                    bind(target.id, "fresh")
+        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            # What a number becomes by it is new, and a container stays one.
+            told.add(node.target)
+        elif isinstance(node, ast.Name):
+            if isinstance(node.ctx, ast.Store) and node not in told:
+                bind(node.id, "other")
+        elif isinstance(node, ast.FunctionDef):
+            bind(node.name, "function")
+        elif isinstance(node, ast.arg):
+            bind(node.arg, "other")
+        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar | ast.ClassDef):
+            bind(node.name, "other")
+        elif isinstance(node, ast.MatchMapping):
+            bind(node.rest, "other")
+        elif isinstance(node, ast.alias):
+            bind(node.asname or node.name.partition(".")[0], "other")
+    return kinds
+
+
+def _is_fresh(value: ast.expr, shadowed: set[str]) -> bool:
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "save":
+        value = value.func.value
+    if isinstance(value, (ast.Constant, *_CONTAINERS)):
+        return True
+    called = value.func if isinstance(value, ast.Call) else None
+    return isinstance(called, ast.Name) and called.id in _CONTAINER_CALLS - shadowed
+
+
 class _Walker(ast.NodeVisitor):
-    def __init__(self, values: Mapping[str, object], locations: frozenset[str]) -> None:
-        self._values = values
+    def __init__(
+        self, values: Mapping[str, object], locations: frozenset[str], bindings: Mapping[str, set[str]]
+    ) -> None:
+        self._values = {name: value for name, value in values.items() if name not in bindings}
+        self._outside = values
         self._locations = locations
-        self._containers: set[str] = set()
-        self._counters: set[str] = set()
-        self._not_counters: set[str] = set()
-        self._functions: set[str] = set()
+        self._bound = frozenset(bindings)
+        self._fresh = frozenset(name for name, kinds in bindings.items() if kinds == {"fresh"})
+        self._functions = frozenset(name for name, kinds in bindings.items() if kinds == {"function"})
         self.reads: set[str] = set()
         self.writes: set[str] = set()
         self.unknown: list[str] = []
         self.uses_result = False
 
-    def find_counters(self, statement: ast.stmt) -> None:
-        """Find names that hold nothing but numbers and text, whatever the order of the statements."""
-        constants: set[str] = set()
-        others: set[str] = set()
-        changed: set[ast.AST] = set()
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Assign) and isinstance(_without_save(node.value), ast.Constant):
-                plain = {target for target in node.targets if isinstance(target, ast.Name)}
-                changed |= plain
-                constants |= {target.id for target in plain}
-            elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-                changed.add(node.target)
-            elif isinstance(node, ast.arg):
-                others.add(node.arg)
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node not in changed:
-                others.add(node.id)
-        self._not_counters |= others
-        self._counters = (self._counters | constants) - self._not_counters
-
-    def visit_Attribute(self, node: ast.Attribute) -> None:
-        if node.attr in self._locations:
-            (self.reads if isinstance(node.ctx, ast.Load) else self.writes).add(ast.unparse(node))
-        elif not isinstance(node.ctx, ast.Load):
-            self._note(node, "sets an attribute")
-        if node.attr.endswith("_") and not node.attr.endswith("__"):
-            self._note(node, f"names .{node.attr}")
-        if node.attr == "result":
-            self.uses_result = True
-        self.generic_visit(node)
+    # Names and places -----------------------------------------------------------------------------------------------
 
     def visit_Name(self, node: ast.Name) -> None:
-        value = self._values.get(node.id)
-        if isinstance(node.ctx, ast.Load) and callable(value) and not self._is_harmless(value):
+        if not isinstance(node.ctx, ast.Load):
+            return
+        # A name that the block binds too begins with its value from outside.
+        value = self._outside.get(node.id)
+        if not harmless.is_harmless(value) or node.id in harmless.UNSAFE_BUILTINS:
             # Whoever is given it may call it.
             self._note(node, f"uses {node.id}")
 
-    def _is_harmless(self, value: object) -> bool:
-        return isinstance(value, type | ModuleType) or _is_plain(value) or _is_safe_function(value)
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        name = node.attr
+        if name in self._locations:
+            (self.reads if isinstance(node.ctx, ast.Load) else self.writes).add(ast.unparse(node))
+        elif name == "skip":
+            self.writes.add(ast.unparse(node))
+        elif not isinstance(node.ctx, ast.Load):
+            self._note(node, "sets an attribute")
+        if name.endswith("__"):
+            if name not in harmless.SAFE_DUNDERS:
+                self._note(node, f"names .{name}")
+        elif name.endswith("_"):
+            self._note(node, f"names .{name}")
+        if name == "result":
+            self.uses_result = True
+        if self._is_object(node.value):
+            assert isinstance(node.value, ast.Name)
+            if not harmless.attribute_is_data(self._values[node.value.id], name):
+                self._note(node, f"uses {ast.unparse(node)}")
+            return
+        value = self._value_at_root(node)
+        if isinstance(value, ModuleType) and (name == "ops" or name in harmless.CHANGES_ARGUMENTS):
+            self._note(node, f"uses {ast.unparse(node)}")
+        self.generic_visit(node)
 
-    def visit_Assign(self, node: ast.Assign) -> None:
-        value = _without_save(node.value)
-        for target in node.targets:
-            self._target(target)
-            if isinstance(target, ast.Name):
-                if self._is_container(value):
-                    self._containers.add(target.id)
-                else:
-                    self._containers.discard(target.id)
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        if not isinstance(node.ctx, ast.Load):
+            location = self._location_below(node)
+            if location is not None:
+                self.writes.add(location)
+            elif not (isinstance(node.value, ast.Name) and node.value.id in self._fresh):
+                self._note(node, f"sets {ast.unparse(node)}")
         self.generic_visit(node)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         target = node.target
-        if isinstance(target, ast.Name):
-            if target.id not in self._counters and target.id not in self._containers:
-                self._note(node, f"changes {target.id} in place")
-        else:
-            # `hs[0] += v` changes the tensor in the slot, whatever holds it.
+        # `hs[0] += v` changes the tensor in the slot, whatever holds it.
+        if not (isinstance(target, ast.Name) and target.id in self._fresh):
             self._note(node, f"changes {ast.unparse(target)} in place")
-            self._target(target)
         if isinstance(target, ast.Attribute) and target.attr in self._locations:
             self.reads.add(ast.unparse(target))
-        self.generic_visit(node)
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        self._target(node.target)
-        self.generic_visit(node)
-
-    def visit_Delete(self, node: ast.Delete) -> None:
-        for target in node.targets:
-            if not isinstance(target, ast.Name):
-                self._target(target)
-        self.generic_visit(node)
-
-    def visit_For(self, node: ast.For) -> None:
-        self._target(node.target)
-        self.generic_visit(node)
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        self._functions.add(node.name)
         self.generic_visit(node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self._note(node, "defines a class")
 
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            self._imported(node, alias.name)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        self._imported(node, node.module or ".")
+
+    def _imported(self, node: ast.stmt, module: str) -> None:
+        if module.partition(".")[0] not in _HARMLESS_IMPORTS:
+            self._note(node, f"imports {module}")
+
+    # Calls ----------------------------------------------------------------------------------------------------------
+
     def visit_Call(self, node: ast.Call) -> None:
         function = node.func
+        self._arguments(node)
+        if isinstance(function, ast.Name):
+            self._named_call(node, function)
+        elif isinstance(function, ast.Attribute):
+            self._method_call(function)
+        elif not isinstance(function, ast.Lambda) and not self._leads_to_envoy(function):
+            self._note(function, f"calls {ast.unparse(function)}")
+        self.generic_visit(node)
+
+    def _arguments(self, node: ast.Call) -> None:
+        function = node.func
+        own = isinstance(function, ast.Name) and function.id in self._functions | harmless.SAFE_BUILTINS - self._bound
         for keyword in node.keywords:
             if keyword.arg in {"out", "inplace"}:
                 self._note(node, f"passes {keyword.arg}=")
+            elif keyword.arg is None and not own:
+                self._note(node, "passes keywords that its source does not show")
         if any(isinstance(arg, ast.Constant) and arg.value is True for arg in node.args):
             self._note(node, "passes True, which may ask for a change in place")
-        if isinstance(function, ast.Name):
-            self._named_call(function)
-        elif isinstance(function, ast.Attribute):
-            self._method_call(function)
-        elif not isinstance(function, ast.Lambda):
-            self._maybe_envoy(function)
-        self.generic_visit(node)
+        name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+        place = None if name in self._functions else harmless.place_of_inplace(name)
+        if place is not None and (len(node.args) > place or any(isinstance(arg, ast.Starred) for arg in node.args)):
+            self._note(node, f"may ask {name} for a change in place")
 
-    def _named_call(self, function: ast.Name) -> None:
+    def _named_call(self, node: ast.Call, function: ast.Name) -> None:
         name = function.id
-        if name in self._functions:
+        if name in self._functions and name not in self._outside:
             return
-        if name in self._values:
+        builtin = getattr(builtins, name, None)
+        if name in self._bound:
+            safe = False
+        elif name in self._values:
             value = self._values[name]
-            safe = isinstance(value, Envoy) or value is getattr(builtins, name, self) or _is_safe_function(value)
-            if not (safe and (name in _SAFE_BUILTINS or not hasattr(builtins, name))):
-                self._note(function, f"calls {name}")
-        elif name not in _SAFE_BUILTINS and name != "save":
+            safe = isinstance(value, Envoy) or (harmless.is_safe_function(value) and builtin is None)
+        else:
+            safe = name in harmless.SAFE_BUILTINS or name == "save"
+        if not safe:
             self._note(function, f"calls {name}")
+        elif name == "getattr":
+            self._attribute_by_name(node)
+        elif name in _CALLERS:
+            self._function_handed_on(node, name)
+
+    def _attribute_by_name(self, node: ast.Call) -> None:
+        asked = node.args[1] if len(node.args) > 1 else None
+        if not (isinstance(asked, ast.Constant) and isinstance(asked.value, str)):
+            self._note(node, "gets an attribute whose name its source does not show")
+            return
+        self.visit_Attribute(ast.copy_location(ast.Attribute(node.args[0], asked.value, ast.Load()), node))
+
+    def _function_handed_on(self, node: ast.Call, name: str) -> None:
+        if name in {"map", "filter"} or (name == "iter" and len(node.args) > 1):
+            handed = node.args[:1]
+        else:
+            handed = [keyword.value for keyword in node.keywords if keyword.arg == "key"]
+        for function in handed:
+            if not self._is_known_function(function):
+                self._note(node, f"has {name} call {ast.unparse(function)}")
+
+    def _is_known_function(self, function: ast.expr) -> bool:
+        if isinstance(function, ast.Lambda) or (isinstance(function, ast.Constant) and function.value is None):
+            return True
+        if isinstance(function, ast.Name):
+            name = function.id
+            if name in self._functions:
+                return True
+            if name in self._values:
+                value = self._values[name]
+                return harmless.is_safe_function(value) and harmless.place_of_inplace(name) is None
+            return name in harmless.SAFE_BUILTINS - _CALLERS - {"getattr"} and name not in self._bound
+        value = self._value_at_root(function)
+        in_module = isinstance(value, ModuleType) and value.__name__ in {"torch", "math"}
+        return in_module and isinstance(function, ast.Attribute) and harmless.place_of_inplace(function.attr) is None
 
     def _method_call(self, function: ast.Attribute) -> None:
-        root = _root(function)
-        value = self._values.get(root.id) if isinstance(root, ast.Name) else None
-        name = function.attr
+        name, receiver, value = function.attr, function.value, self._value_at_root(function)
         if isinstance(value, ModuleType):
-            if (
-                ".ops." in ast.unparse(function)
-                or name.endswith("_")
-                or value.__name__.partition(".")[0] not in _SAFE_MODULES
-            ):
+            if value.__name__.partition(".")[0] not in harmless.SAFE_MODULES:
                 self._note(function, f"calls {ast.unparse(function)}")
-        elif name == "skip":
-            self.writes.add(ast.unparse(function))
-        elif name not in _SAFE_METHODS and not _names_envoy(function, value):
+        elif name in harmless.CHANGES_ARGUMENTS and not self._leads_to_envoy(function):
             self._note(function, f"calls .{name}")
-        elif value is not None and not _is_plain(value):
+        elif name in harmless.EXCHANGING_METHODS:
+            known = self._fresh | self._values.keys()
+            if not (isinstance(receiver, ast.Name) and receiver.id in known):
+                self._note(function, f"calls .{name}")
+        elif name != "skip" and name not in harmless.SAFE_METHODS and not self._leads_to_envoy(function):
+            self._note(function, f"calls .{name}")
+        elif name not in _ENVOY_METHODS and self._leads_to_envoy(receiver) and not self._leads_to_envoy(function):
+            # A method of the module itself, such as `half`, which changes it for everybody.
             self._note(function, f"calls {ast.unparse(function)}")
 
-    def _maybe_envoy(self, function: ast.expr) -> None:
-        root = _root(function)
-        value = self._values.get(root.id) if isinstance(root, ast.Name) else None
-        if not _names_envoy(function, value):
-            self._note(function, f"calls {ast.unparse(function)}")
+    # --------------------------------------------------------------------------------------------------------------
 
-    def _target(self, target: ast.expr) -> None:
-        if isinstance(target, ast.Tuple | ast.List):
-            for item in target.elts:
-                self._target(item)
-        elif isinstance(target, ast.Starred):
-            self._target(target.value)
-        elif isinstance(target, ast.Subscript):
-            root = _root(target)
-            location = self._location_below(target)
-            if location is not None:
-                self.writes.add(location)
-            elif not (isinstance(root, ast.Name) and root.id in self._containers and target.value is root):
-                self._note(target, f"sets {ast.unparse(target)}")
+    def _value_at_root(self, node: ast.expr) -> object:
+        while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
+            node = node.func if isinstance(node, ast.Call) else node.value
+        return self._values.get(node.id) if isinstance(node, ast.Name) else None
+
+    def _is_object(self, node: ast.expr) -> bool:
+        """Tell whether an expression names an object from outside that has code of its own."""
+        if not isinstance(node, ast.Name) or node.id not in self._values:
+            return False
+        value = self._values[node.id]
+        return not (callable(value) or harmless.is_harmless(value)) or isinstance(value, type)
 
     def _location_below(self, node: ast.expr) -> str | None:
         while isinstance(node, ast.Subscript | ast.Attribute):
@@ -252,42 +317,22 @@ class _Walker(ast.NodeVisitor):
             node = node.value
         return None
 
-    def _is_container(self, value: ast.expr) -> bool:
-        if isinstance(value, _CONTAINERS):
-            return True
-        called = isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in _CONTAINER_CALLS
-        return called and value.func.id not in self._values  # type: ignore[attr-defined]
+    def _leads_to_envoy(self, node: ast.expr) -> bool:
+        """Tell whether attribute and index access from an envoy leads to another envoy."""
+        steps: list[str] = []
+        while isinstance(node, ast.Attribute | ast.Subscript):
+            if isinstance(node, ast.Attribute):
+                steps.append(node.attr)
+            node = node.value
+        root = self._values.get(node.id) if isinstance(node, ast.Name) else None
+        if harmless.stands_in(root):
+            root = getattr(root, "envoy", None)
+        if not isinstance(root, Envoy) or any(step in SIDES for step in steps):
+            return False
+        return not steps or steps[0] == "get" or _is_module_name(root, steps[0])
 
     def _note(self, node: ast.AST, what: str) -> None:
         self.unknown.append(f"line {getattr(node, 'lineno', 0)} {what}")
-
-
-def _without_save(value: ast.expr) -> ast.expr:
-    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "save":
-        value = value.func.value
-    return value
-
-
-def _root(node: ast.expr) -> ast.expr:
-    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
-        node = node.func if isinstance(node, ast.Call) else node.value
-    return node
-
-
-def _names_envoy(node: ast.expr, root: object) -> bool:
-    """Tell whether attribute and index access from an envoy leads to another envoy."""
-    steps: list[str] = []
-    while isinstance(node, ast.Attribute | ast.Subscript):
-        if isinstance(node, ast.Attribute):
-            steps.append(node.attr)
-        node = node.value
-    if _stands_in(root):
-        root = getattr(root, "envoy", None)
-    if not isinstance(root, Envoy) or not isinstance(node, ast.Name):
-        return False
-    if any(step in SIDES for step in steps):
-        return False
-    return not steps or steps[0] == "get" or _is_module_name(root, steps[0])
 
 
 def _is_module_name(root: Envoy, name: str) -> bool:
@@ -296,20 +341,3 @@ def _is_module_name(root: Envoy, name: str) -> bool:
     if any(name in names for names in root._tree.aliases.values()):
         return True
     return any(path.rpartition(".")[2] == name for path, _ in module_of(root).named_modules(remove_duplicate=False))
-
-
-def _is_safe_function(value: object) -> bool:
-    name = getattr(value, "__name__", "_")
-    module = getattr(value, "__module__", None) or ""
-    from_torch = isinstance(value, BuiltinFunctionType) or module.partition(".")[0] in {"torch", "math"}
-    return (from_torch and not name.endswith("_")) or value is torch.sum or value is save
-
-
-def _is_plain(value: object) -> bool:
-    plain = (Envoy, Source, SourceOp, torch.Tensor, list, dict, set, str, bytes, tuple, int, float)
-    return isinstance(value, plain) or _stands_in(value)
-
-
-def _stands_in(value: object) -> bool:
-    """Tell whether a value is a model or a tracer, which a block sees as an envoy or its own tracer."""
-    return bool(getattr(type(value), "stands_in", False))

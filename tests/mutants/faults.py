@@ -1,0 +1,268 @@
+"""The faults that are planted: a piece of source that must occur once, what takes its place, and who must see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CORE = "packages/core/src/nnsight"
+VLLM = "packages/vllm-backend/src/nnsight_vllm"
+TORCH = "packages/core/tests/conformance/test_torch_conformance.py"
+VALUES = "packages/core/tests/interleave/test_values.py"
+ROWS = "packages/core/tests/source/test_rows_and_skips.py"
+MODEL = "packages/core/tests/trace/test_torch_model.py"
+ENGINE = "packages/vllm-backend/tests/test_values.py"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        name: What goes wrong.
+        file: Where, from the root of the repository.
+        found: The text that is replaced.
+        planted: What takes its place.
+        tests: Arguments of pytest: the smallest selection that must fail.
+        runner: The model runner of vLLM that the tests need, or None for those without an engine.
+    """
+
+    name: str
+    file: str
+    found: str
+    planted: str
+    tests: tuple[str, ...]
+    runner: str | None = None
+
+
+FAULTS = (
+    Fault(
+        "wrong visit counted",
+        f"{CORE}/_interleave/run.py",
+        "visits[where] = visits.get(where, 0) + 1\n        self._last = location\n        self._was_read",
+        "visits[where] = 1\n        self._last = location\n        self._was_read",
+        (TORCH, "-k", "receipt_counts"),
+    ),
+    Fault(
+        "edit dropped",
+        f"{CORE}/_interleave/visit.py",
+        "        return all([own._version == version for own, version, _ in self._handed])\n",
+        "        return True\n",
+        (TORCH, "-k", "edit"),
+    ),
+    Fault(
+        "view leaked instead of a copy, in-process",
+        f"{CORE}/_interleave/scope.py",
+        'of the same autograd graph."""\n        return live.clone()\n',
+        'of the same autograd graph."""\n        return live.view_as(live)\n',
+        (MODEL, "-k", "works_in_place"),
+    ),
+    Fault(
+        "view leaked instead of a copy of the rows",
+        f"{CORE}/_interleave/scope.py",
+        "            return live[self.start : self.stop].clone()\n",
+        "            return live[self.start : self.stop]\n",
+        (MODEL, VALUES),
+    ),
+    Fault(
+        "error swallowed",
+        f"{CORE}/_interleave/run.py",
+        "ends that request, not the worker\n            self.error = error\n",
+        "ends that request, not the worker\n            del error\n",
+        (TORCH, "-k", "error"),
+    ),
+    Fault(
+        "replacement not checked where it is assigned",
+        f"{CORE}/_interleave/visit.py",
+        "        checking.land(self._live, value, self.location.name)\n",
+        "",
+        ("packages/core/tests/interleave/test_visits.py", "-k", "does_not_fit"),
+    ),
+    Fault(
+        "replacement of another shape let through",
+        f"{CORE}/_interleave/scope.py",
+        "        if own.shape != live.shape:\n            raise _misfit(where, live.shape, own.shape)\n",
+        "",
+        (TORCH, "-k", "another_shape"),
+    ),
+    Fault(
+        "rows off by one",
+        f"{CORE}/_interleave/scope.py",
+        "            rows = live[self.start : self.stop]\n",
+        "            rows = live[self.start - 1 : self.stop - 1]\n",
+        (VALUES, MODEL),
+    ),
+    Fault(
+        "step miscounted",
+        f"{CORE}/_torch/model.py",
+        "            self._step += 1\n",
+        "            self._step += 2\n",
+        (TORCH, "-k", "iter"),
+    ),
+    Fault(
+        "save lost on error",
+        f"{CORE}/_program/program.py",
+        "    finally:\n        found = {**values, **variables}\n",
+        "    else:\n        found = {**values, **variables}\n",
+        (TORCH, "-k", "error or refused"),
+    ),
+    Fault(
+        "variables lost on error",
+        f"{CORE}/_program/program.py",
+        "        variables = variables_of(error, function)\n",
+        "        variables = {}\n",
+        (MODEL, "-k", "with_an_error"),
+    ),
+    Fault(
+        "saves of a name mixed between invokes",
+        f"{CORE}/_trace/deliver.py",
+        "            found.setdefault(name, []).append(value)\n",
+        "            found.setdefault(name, []).insert(0, value)\n",
+        (TORCH, "-k", "several_invokes"),
+    ),
+    Fault(
+        "late edit not noticed",
+        f"{CORE}/_interleave/late.py",
+        "            if probe._version != version:\n",
+        "            if probe is None:\n",
+        (TORCH, "-k", "late_edit"),
+    ),
+    Fault(
+        "read-only not enforced on edits",
+        f"{CORE}/_interleave/visit.py",
+        "            if read_only:\n",
+        "            if read_only and assigned:\n",
+        (MODEL, "-k", "read_only"),
+    ),
+    Fault(
+        "read-only not enforced on assignments",
+        f"{CORE}/_interleave/run.py",
+        "            visit = self._park_at(location)\n        if self._read_only:\n",
+        "            visit = self._park_at(location)\n        if self._read_only is None:\n",
+        (VALUES, "-k", "read_only"),
+    ),
+    Fault(
+        "read-only not enforced on skips",
+        f"{CORE}/_interleave/run.py",
+        "        if self._read_only:\n            raise read_only(location)\n        self._asked",
+        "        self._asked",
+        (VALUES, "-k", "read_only"),
+    ),
+    Fault(
+        "helper taken for harmless",
+        f"{CORE}/_program/effects.py",
+        '        if not safe:\n            self._note(function, f"calls {name}")\n',
+        "        if not safe:\n            pass\n",
+        ("packages/core/tests/program/test_effects.py",),
+    ),
+    Fault(
+        "flag for a change in place overlooked",
+        f"{CORE}/_program/harmless.py",
+        '    return parameters.index("inplace") if "inplace" in parameters else None\n',
+        "    return None\n",
+        ("packages/core/tests/properties/test_effect_summaries.py",),
+    ),
+    Fault(
+        "one value decoded as two",
+        f"{CORE}/_wire/decoder.py",
+        "                value = self._values.setdefault(index, value)\n",
+        "                pass\n",
+        ("packages/core/tests/wire/test_wire_aliasing.py",),
+    ),
+    Fault(
+        "changes of a container merged in reverse",
+        f"{CORE}/_trace/deliver.py",
+        "        for change in of_blocks:\n            _change(container, change)\n",
+        "        for change in reversed(of_blocks):\n            _change(container, change)\n",
+        (TORCH, MODEL, "packages/core/tests/trace/test_saves.py"),
+    ),
+    Fault(
+        "exception type lost on the way home",
+        f"{CORE}/_program/failures.py",
+        "    error = _rebuild(data) or RequestFailedError(",
+        "    error = RequestFailedError(",
+        ("packages/core/tests/program/test_failures.py",),
+    ),
+    Fault(
+        "exception type lost in-process",
+        f"{CORE}/_trace/deliver.py",
+        "    if not isinstance(error, Exception | KeyboardInterrupt):\n",
+        "    if not isinstance(error, KeyboardInterrupt):\n",
+        (TORCH, "-k", "error"),
+    ),
+    Fault(
+        "grad mode of the block leaked into the model",
+        f"{CORE}/_interleave/modes.py",
+        "            torch._C._set_grad_enabled(self._model_grad)\n",
+        "            pass\n",
+        (MODEL, "-k", "grad"),
+    ),
+    Fault(
+        "hook left armed",
+        f"{CORE}/_interleave/interleaver.py",
+        "        for site in self._armed:\n            site.disarm()\n",
+        "",
+        (MODEL, "-k", "modules_are_as_before"),
+    ),
+    Fault(
+        "skip applied to the rows of all",
+        f"{CORE}/_interleave/skips.py",
+        "    spared = len(due) == 1 and scopes[0].alone and not",
+        "    spared = len(due) == 1 and not",
+        (ROWS,),
+    ),
+    Fault(
+        "module shared by parents not told apart",
+        f"{CORE}/_interleave/interleaver.py",
+        "        return gate is None or (gate.depth > 0 and not any(site.depth for site in inner))\n",
+        "        return True\n",
+        (MODEL, "-k", "shared or tied"),
+    ),
+    Fault(
+        "prefix-cache salt missing",
+        f"{VLLM}/_client/submission.py",
+        'salt=None if read_only else f"nnsight:{key}"',
+        "salt=None",
+        (ENGINE, "-k", "prefix_cache"),
+        "v1",
+    ),
+    Fault(
+        "request not ended when its block stops",
+        f"{VLLM}/compat/engine_core.py",
+        "            if not stopped and request.request_id in self.nnsight_ended:\n",
+        "            if not stopped and request is None:\n",
+        (ENGINE, "-k", "stopped_block"),
+        "v1",
+    ),
+    Fault(
+        "samples and logits of a neighbour served",
+        f"{VLLM}/_worker/session.py",
+        "RowScope(span.index, span.index + 1, total)",
+        "RowScope(0, 1, total)",
+        (ENGINE, "-k", "whoever_shares"),
+        "v1",
+    ),
+    Fault(
+        "request kept after its caller is gone",
+        f"{VLLM}/_client/eager.py",
+        '            self._call("nnsight_discard", msgspec.msgpack.encode(list(keys)))\n',
+        "            pass\n",
+        (ENGINE, "-k", "interrupted"),
+        "v1",
+    ),
+    Fault(
+        "file of a large value left behind",
+        f"{VLLM}/_transfer.py",
+        "    finally:\n        remove_shared(path)\n    for copy",
+        "    finally:\n        pass\n    for copy",
+        (ENGINE, "-k", "leave_no_file"),
+        "v1",
+    ),
+    Fault(
+        "phantom step served",
+        f"{VLLM}/compat/runners.py",
+        "[span for span in spans if not (span.step > 0 and self._nnsight_is_phantom(span.request_id))]",
+        "list(spans)",
+        (ENGINE, "-k", "no_step_beyond"),
+        "v2-async",
+    ),
+)
