@@ -10,6 +10,17 @@ import pytest
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # in GiB; the default is a large part of the machine's memory
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Tests compute with PyTorch before they start engines: a forked process would wait for threads that it does not have.
+os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--vllm-runner",
+        action="append",
+        choices=["v1", "v1-async", "v2", "v2-async", "v1-tp2", "v2-tp2"],
+        help="run tests of the vLLM backend on this model runner alone; may be given several times",
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -9,7 +9,6 @@ than an untraced one on the same engine, per token, and the slope over the numbe
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +45,9 @@ def main() -> None:
         keywords["load_format"] = "dummy"
     from nnsight.modeling.vllm import VLLM
 
-    report = Report("eager engine, V1 model runner", options.json)
     with VLLM(options.model, dispatch=True, **keywords) as model:
+        settings = {setting.name: setting.value for setting in model.settings}
+        report = Report(f"eager engine, {settings['model runner']} model runner", options.json)
         vocabulary = min(model.model.embed_tokens.org_vocab_size, 128000) - 1
         workloads = Workloads(model, prompt_tokens=options.prompt, new_tokens=options.new, vocabulary=vocabulary)
         if not options.skip_ratios:
@@ -57,18 +57,10 @@ def main() -> None:
 
 
 def _plain_engine(repo: str, keywords: dict[str, Any]) -> Any:
-    """Build plain vLLM in eager mode on the V1 runner, which it takes from an environment variable."""
+    """Build plain vLLM in eager mode; the environment chose its runner as it chose ours."""
     from vllm import LLM
 
-    before = os.environ.get("VLLM_USE_V2_MODEL_RUNNER")
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-    try:
-        return LLM(repo, enforce_eager=True, **keywords)
-    finally:
-        if before is None:
-            del os.environ["VLLM_USE_V2_MODEL_RUNNER"]
-        else:
-            os.environ["VLLM_USE_V2_MODEL_RUNNER"] = before
+    return LLM(repo, enforce_eager=True, **keywords)
 
 
 def _ratios(report: Report, workloads: Workloads, plain_llm: Any, options: argparse.Namespace) -> None:

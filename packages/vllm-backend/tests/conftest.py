@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine_runners import RUNNERS, EngineRunner
 from hf_reference import HFReference
 from tiny_models import make_tiny_model
 
@@ -29,12 +30,37 @@ def tiny_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("qwen3"))
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run what asks for `runner`, or for an engine that it builds, on every runner, or on those that were chosen.
+
+    Several ranks are for modules that say so with `SEVERAL_RANKS`, the promises being the same.
+    """
+    if "runner" in metafunc.fixturenames:
+        names = metafunc.config.getoption("--vllm-runner") or list(RUNNERS)
+        if not getattr(metafunc.module, "SEVERAL_RANKS", False):
+            names = [name for name in names if RUNNERS[name].ranks == 1]
+        metafunc.parametrize("runner", [RUNNERS[name] for name in names], ids=names, indirect=True, scope="session")
+
+
 @pytest.fixture(scope="session")
-def engine(tiny_qwen3: Path) -> Iterator[Any]:
-    """One eager engine of the tiny model, shared by the whole session."""
+def runner(request: pytest.FixtureRequest) -> EngineRunner:
+    """The model runner, and its way of scheduling, that engines of a test are built with."""
+    chosen: EngineRunner = request.param
+    return chosen
+
+
+@pytest.fixture(scope="session")
+def engine(tiny_qwen3: Path, runner: EngineRunner) -> Iterator[Any]:
+    """One eager engine of the tiny model, shared by all tests of its runner."""
     from nnsight.modeling.vllm import VLLM
 
-    with VLLM(str(tiny_qwen3), dtype="float32", max_model_len=128, max_num_seqs=32) as model:
+    with runner.building():
+        keywords = {"dtype": "float32", "max_model_len": 128, "max_num_seqs": 32, **runner.keywords}
+        model = VLLM(str(tiny_qwen3), dispatch=True, **keywords)
+    with model:
+        assert {setting.name: setting.value for setting in model.settings}["model runner"] == runner.generation
+        config = model.vllm_entrypoint.llm_engine.vllm_config
+        assert bool(config.scheduler_config.async_scheduling) is runner.asynchronous
         yield model
 
 

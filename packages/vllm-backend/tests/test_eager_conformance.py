@@ -7,16 +7,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from engine_runners import TOLERANCE
 from nnsight.testing import ProcessConformance, Reference, Subject
 
 if TYPE_CHECKING:
     from hf_reference import HFReference
 
 LAYERS, HIDDEN = 4, 128
+SEVERAL_RANKS = True
 
 
 def add(layer: Any, vector: torch.Tensor) -> None:
-    layer.output[0][:] += vector
+    states = layer.output[0]
+    states[:] += vector.to(states.device)
 
 
 def replace(layer: Any, states: torch.Tensor) -> None:
@@ -42,8 +45,9 @@ def subject(engine: Any, reference: HFReference) -> Subject:
         replace=replace,
         reference=run,
         tokens=lambda result: list(result.outputs[0].token_ids),
+        tolerance=TOLERANCE,
     )
 
 
 class TestEagerConformance(ProcessConformance):
-    """vLLM's `LLM` on the V1 runner."""
+    """vLLM's `LLM`, on each of its model runners."""

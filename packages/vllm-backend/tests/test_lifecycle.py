@@ -46,7 +46,7 @@ def test_an_engine_starts_at_the_first_trace_with_the_callers_own_classes_and_le
     assert type(model.vllm_entrypoint).__name__ == "LLM"
     assert model.model.layers[1] is layer
     assert states.shape == (2, 128)
-    assert tracer.receipt.details["runner"] == "CPUModelRunner"
+    assert tracer.receipt.details["runner"] == "V1"
     assert "VLLM_USE_V2_MODEL_RUNNER" not in os.environ
 
     llm = model.vllm_entrypoint

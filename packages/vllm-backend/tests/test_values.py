@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from engine_runners import TOLERANCE
 from nnsight.errors import InvalidRequestError, UnknownLocationError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ Greedy = Callable[[int], dict[str, Any]]
 
 
 def close(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.shape == other.shape and float((one - other).abs().max()) < 1e-4
+    return one.shape == other.shape and float((one - other).abs().max()) < TOLERANCE
 
 
 def test_attention_and_mlp_outputs_equal_transformers_at_every_layer_and_step(

@@ -118,7 +118,7 @@ def _engine(checkpoint: str, keywords: Mapping[str, Any]) -> list[Finding]:
 
 
 def _worker(reply: Mapping[str, Any]) -> Finding:
-    found = f"{reply['runner']}, vLLM {reply['vllm']}, nnsight-vllm {reply['nnsight']}, {reply['modules']} modules"
+    found = f"{reply['runner']} model runner, vLLM {reply['vllm']}, nnsight-vllm {reply['nnsight']}, {reply['modules']} modules"
     return Finding(f"engine, worker {reply['rank']}", "ok", found)
 
 

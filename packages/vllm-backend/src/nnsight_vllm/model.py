@@ -16,7 +16,7 @@ from nnsight_vllm._client.guard import refuse_unguarded_script
 from nnsight_vllm._client.prepared import PreparedRequest
 from nnsight_vllm._client.prompts import token_prompt
 from nnsight_vllm._client.sampling import plain_names, split_keywords
-from nnsight_vllm._client.settings import Setting, engine_settings
+from nnsight_vllm._client.settings import Setting, chosen_runner, engine_settings
 from nnsight_vllm._worker.tree import VALUES
 from nnsight_vllm.compat.versions import refuse_unsupported
 
@@ -138,8 +138,10 @@ class VLLM(TracedModel):
 
     @property
     def settings(self) -> tuple[Setting, ...]:
-        """What nnsight sets for the engine, and why."""
-        return self._settings
+        """What nnsight sets for the engine, and why; once it runs, which model runner vLLM chose too."""
+        if self._engine is None:
+            return self._settings
+        return (*self._settings, chosen_runner(self._engine.workers))
 
     @property
     def taps(self) -> list[str]:

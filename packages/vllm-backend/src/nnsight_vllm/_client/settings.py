@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,8 @@ class Setting:
     Attributes:
         name: vLLM's keyword.
         value: What the engine is built with.
-        source: `"nnsight"`, or `"caller"` where the keyword was given.
-        reason: Why nnsight sets it.
+        source: `"nnsight"`, `"caller"` where the keyword was given, or `"vllm"` for what it chose itself.
+        reason: Why it is set.
     """
 
     name: str
@@ -50,6 +50,7 @@ _REFUSED: dict[str, tuple[str, object]] = {
     "pipeline_parallel_size": ("a block's values would lie on several stages", 1),
     "data_parallel_size": ("the engine that runs a request would not be known to its caller", 1),
     "speculative_config": ("rejected draft tokens would be served as if they had been generated", None),
+    "enable_batch_sharded_sampling": ("each rank would see the logits of some requests only", False),
     "runner": ("a pooling model has no logits or samples, and its blocks are not supported yet", "auto"),
 }
 
@@ -83,7 +84,7 @@ def engine_settings(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[
         )
     if KEY in additional:
         raise InvalidRequestError(f"additional_config[{KEY!r}] is set by nnsight itself; leave it out")
-    built["additional_config"] = {**additional, KEY: {"version": nnsight_vllm.__version__, "runner": "v1"}}
+    built["additional_config"] = {**additional, KEY: {"version": nnsight_vllm.__version__}}
     report.append(
         Setting(
             f"additional_config[{KEY!r}]",
@@ -92,7 +93,6 @@ def engine_settings(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[
             "turns our part of each worker and of the scheduler on, for this engine alone",
         )
     )
-    report.append(Setting("model runner", "V1", "nnsight", "this release serves blocks on vLLM's V1 model runner"))
     report.append(
         Setting(
             "prefix cache of traced requests",
@@ -103,3 +103,9 @@ def engine_settings(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[
         )
     )
     return built, tuple(report)
+
+
+def chosen_runner(workers: Sequence[Mapping[str, Any]]) -> Setting:
+    """Return which of vLLM's model runners an engine got, from what its workers said when it started."""
+    runner = workers[0]["runner"]
+    return Setting("model runner", runner, "vllm", "vLLM's own choice for this model; blocks are served on both")

@@ -33,8 +33,9 @@ class _Traced:
     """One traced request."""
 
     key: str
-    program: Program | None
-    run: BlockRun | None
+    num_prompt_tokens: int
+    program: Program | None = None
+    run: BlockRun | None = None
     error: BaseException | None = None
     ended: bool = False
 
@@ -64,15 +65,21 @@ class WorkerSession:
         """Tell whether a request is traced."""
         return request_id in self._requests
 
+    def num_prompt_tokens(self, request_id: str) -> int:
+        """Return the length of a traced request's prompt."""
+        return self._requests[request_id].num_prompt_tokens
+
     def arrive(self, arrival: Arrival) -> None:
         """Meet a traced request."""
-        traced = _Traced(arrival.key, None, None)
+        traced = _Traced(arrival.key, arrival.num_prompt_tokens)
         self._requests[arrival.request_id] = traced
         try:
             program = decode_program(arrival.program, self._tree, self._device_of)
             traced.program = program
             traced.run = program.start(program.values, grad=False, read_only=program.effects.read_only)
-            traced.run.receipt.details.update(runner=self._model.runner_name, vllm=installed_version() or "unknown")
+            traced.run.receipt.details.update(
+                runner=self._model.runner_generation, vllm=installed_version() or "unknown"
+            )
         except Exception as error:  # noqa: BLE001 - a program that cannot be read is that request's error
             traced.error = error
 
@@ -151,7 +158,7 @@ class WorkerSession:
                 "vllm": installed_version(),
                 "rank": self._model.rank,
                 "process": os.getpid(),
-                "runner": self._model.runner_name,
+                "runner": self._model.runner_generation,
                 "missing": missing_seams(),
                 "modules": len(self._tree.paths()),
             }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from nnsight_vllm.compat.runner_v1 import ENDED
+from nnsight_vllm.compat.runners import ended_requests
 from nnsight_vllm.compat.switch import options_of
 
 
@@ -41,8 +41,7 @@ def traced_scheduler(base: type) -> type:
         nnsight_ended: frozenset[str] = frozenset()
 
         def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-            ended = getattr(model_runner_output, ENDED, None)
-            self.nnsight_ended = frozenset(ended) if ended else frozenset()
+            self.nnsight_ended = ended_requests(model_runner_output)
             return super().update_from_output(scheduler_output, model_runner_output)
 
         def _update_request_with_output(self, request: Any, new_token_ids: list[int], *args: Any, **kwargs: Any) -> Any:

@@ -34,9 +34,9 @@ class WorkerModel:
         return device
 
     @property
-    def runner_name(self) -> str:
-        """Name of the runner's class, ours left out."""
-        return next(kind.__name__ for kind in type(self._runner).__mro__ if "nnsight" not in kind.__module__)
+    def runner_generation(self) -> str:
+        """Which of vLLM's model runners runs the model, `"V1"` or `"V2"`."""
+        return str(self._runner.nnsight_generation)
 
     @property
     def shares_host(self) -> bool:

@@ -13,13 +13,6 @@ TESTED = ">=0.26,<0.28"
 
 PATCHES = (
     PatchRecord(
-        target="vllm.config.vllm:VllmConfig.use_v2_model_runner",
-        why="engines of ours run on the V1 runner, and vLLM's own switch is an environment variable",
-        source="vLLM 0.27.1, config/vllm.py",
-        versions=TESTED,
-        remove_when="the V2 runner is instrumented too",
-    ),
-    PatchRecord(
         target="vllm.config.scheduler:SchedulerConfig.get_scheduler_cls",
         why="derives our scheduler from whatever class vLLM chose, so that a block can end its request",
         source="vLLM 0.27.1, config/scheduler.py; called by v1/engine/core.py after the plugins were loaded",
@@ -63,13 +56,10 @@ def apply_patches() -> None:
     Raises:
         EngineError: vLLM lacks something that a patch relies on.
     """
-    from nnsight_vllm.compat.engine_config import wrap_use_v2
     from nnsight_vllm.compat.engine_core import wrap_get_scheduler_cls
     from nnsight_vllm.compat.worker import wrap_init_device
 
-    wrappers = dict(
-        zip([record.target for record in PATCHES], [wrap_use_v2, wrap_get_scheduler_cls, wrap_init_device], strict=True)
-    )
+    wrappers = dict(zip([record.target for record in PATCHES], [wrap_get_scheduler_cls, wrap_init_device], strict=True))
     for target, wrap in wrappers.items():
         owner, name = _owner(target)
         current = inspect.getattr_static(owner, name)

@@ -1,6 +1,6 @@
 """The events of an engine in our words, and who listens to them.
 
-Each model runner of vLLM is adapted to these by a module of its own (`runner_v1`).
+Each model runner of vLLM is adapted to these by a module of its own (`runner_v1`, `runner_v2`).
 """
 
 from __future__ import annotations
@@ -69,6 +69,9 @@ class StepListener(Protocol):
 
     def knows(self, request_id: str) -> bool:
         """Tell whether a request is traced."""
+
+    def num_prompt_tokens(self, request_id: str) -> int:
+        """Return the length of a traced request's prompt."""
 
     def begin(self, spans: Sequence[Span], num_rows: int, num_requests: int) -> None:
         """Enter the forward of a step; `num_rows` counts padding."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from nnsight_vllm.compat.runner_v1 import adapt_runner
+from nnsight_vllm.compat.runners import adapt_runner
 from nnsight_vllm.compat.switch import options_of
 
 if TYPE_CHECKING:
@@ -32,22 +32,10 @@ def install_session(worker: Any, vllm_config: Any) -> WorkerSession:
     Raises:
         EngineError: The runner is none that we know.
     """
-    from nnsight.errors import EngineError
     from nnsight_vllm._worker.session import WorkerSession
     from nnsight_vllm.compat.model_access import WorkerModel
 
     runner = worker.model_runner
-    missing = [
-        name
-        for name in ("_update_states", "_model_forward", "_sample", "sample_tokens", "execute_model")
-        if not callable(getattr(runner, name, None))
-    ]
-    if missing:
-        raise EngineError(
-            f"the model runner {type(runner).__module__}.{type(runner).__qualname__} lacks {', '.join(missing)}: "
-            "this version of nnsight-vllm works with vLLM's V1 runner (v1/worker/gpu_model_runner.py); "
-            "unset VLLM_USE_V2_MODEL_RUNNER"
-        )
     session = WorkerSession(WorkerModel(runner, vllm_config, worker.rank))
     adapt_runner(runner, session)
     worker.nnsight_handshake = session.handshake
