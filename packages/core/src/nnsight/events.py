@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,17 @@ class PrefillPolicy:
 
     how: str
     reason: str
+
+
+@dataclass(frozen=True)
+class RootModule:
+    """The model whose standard names are asked for.
+
+    Attributes:
+        module: The root module; on the meta device on the side of a client.
+    """
+
+    module: nn.Module
 
 
 @dataclass(frozen=True)

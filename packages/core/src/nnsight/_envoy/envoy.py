@@ -19,16 +19,17 @@ class Envoy:
     """One module: its inputs and outputs inside a block, and its children and weights anywhere.
 
     `envoy.output`, `envoy.input` and `envoy.inputs` wait for the module's next call and return the block's own copy of
-    the value; assigning one replaces it in the model. Everything else is looked up on the module: children come back
-    as envoys, other attributes as they are. A child whose name an envoy has itself (such as `output`) is reached with
-    `model.get("path.to.output")`.
+    the value; assigning one replaces it in the model. Layers of a known family have standard values besides, such as
+    `layer.resid_post`. Everything else is looked up on the module: children come back as envoys, other attributes as
+    they are. A child whose name an envoy has itself (such as `output`) is reached with `model.get("path.to.output")`.
     """
 
-    __slots__ = ("_children", "_locations", "_module", "_path", "_tree")
+    __slots__ = ("_children", "_locations", "_module", "_path", "_standard", "_tree")
     _children: dict[str, Envoy]
     _locations: dict[str, Location]
     _module: nn.Module
     _path: str
+    _standard: dict[str, Location]
     _tree: ModelTree
 
     def __init__(self, tree: ModelTree, path: str, module: nn.Module) -> None:
@@ -38,6 +39,7 @@ class Envoy:
         set_slot(self, "_path", path)
         set_slot(self, "_module", module)
         set_slot(self, "_children", {})
+        set_slot(self, "_standard", {})
         set_slot(self, "_locations", {side: Location(path, side) for side in SIDES})
 
     @property
@@ -79,7 +81,18 @@ class Envoy:
                 f"{' and '.join(self._tree.ambiguous[self._path])} are one module, called by one parent, so their "
                 "calls cannot be told apart; read what the modules around them are given and return"
             )
+        standard = self._tree.standard.read_as_values
+        if self._path in standard:
+            return self._never_called(side, standard[self._path])
         return self._locations[side]
+
+    def _never_called(self, side: str, value: Location) -> Location:
+        if side == "output":
+            return value
+        raise UnsupportedFeatureError(
+            f"{self._path}.{side} is never computed: the engine takes the weights of this module and does not call it, "
+            f"so only {self._path}.output is served, from {value}; read the output of the final norm instead"
+        )
 
     def get(self, path: str) -> Any:
         """Return what a dotted path names: an envoy, or a value where the path ends in `.output` or the like.
@@ -89,7 +102,7 @@ class Envoy:
         """
         full = f"{self._path}.{path}" if self._path else path
         parent, _, leaf = full.rpartition(".")
-        if full not in self._tree.paths() and leaf in SIDES:
+        if full not in self._tree.paths() and (leaf in SIDES or leaf in self._tree.standard.value_names):
             return getattr(self._tree.envoy(parent), leaf)
         if path in self._tree.values and not self._path:
             return getattr(self, path)
@@ -109,6 +122,9 @@ class Envoy:
         child = self._children.get(name)
         if child is not None:
             return child
+        location = self._standard.get(name)
+        if location is not None:
+            return current_run().read(location)
         module = self._module
         if name in module._modules and module._modules[name] is not None:
             child = self._tree.envoy(f"{self._path}.{name}" if self._path else name)
@@ -130,16 +146,32 @@ class Envoy:
         try:
             return getattr(module, name)
         except AttributeError:
-            raise self._tree.unknown(name, self._path) from None
+            pass
+        location = self._standard_location(name)
+        if location is not None:
+            return current_run().read(location)
+        if not self._path and name in self._tree.standard.modules:
+            child = self._children[name] = self._tree.envoy(name)
+            return child
+        raise self._tree.unknown(name, self._path)
+
+    def _standard_location(self, name: str) -> Location | None:
+        location = self._standard.get(name)
+        if location is None and name in self._tree.standard.value_names and not hasattr(self._module, name):
+            location = self._tree.standard.location(self._path, name)
+            if location is not None:
+                self._standard[name] = location
+        return location
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Assign an input, output or value of the request; nothing else of a model can be assigned."""
+        """Assign an input, output, standard value or value of the request; nothing else of a model can be assigned."""
         if name in SIDES:
             object.__setattr__(self, name, value)
             return
-        location = self._tree.values.get(name) if not self._path else None
+        location = self._standard_location(name) if self._path else self._tree.values.get(name)
         if location is None:
-            raise UnknownLocationError(
+            refusal = self._tree.standard.refusal(self._path, name) if not hasattr(self._module, name) else None
+            raise refusal or UnknownLocationError(
                 f"{self._path or 'the model'}.{name} cannot be assigned; a block assigns "
                 f"{', '.join([*SIDES, *self._tree.values])}, and changes anything else in place"
             )
@@ -178,12 +210,14 @@ class Envoy:
             yield self[position]
 
     def __repr__(self) -> str:
-        """Print the module that the envoy stands for."""
-        return repr(self._module)
+        """Print the module that the envoy stands for, and the standard names that it has."""
+        summary = self._tree.standard.summary(self._path)
+        return f"{self._module!r}\n{summary}" if summary else repr(self._module)
 
     def __dir__(self) -> list[str]:
         """List children and attributes for completion."""
         names = {*object.__dir__(self), *self._module._modules, *dir(self._module)}
+        names.update(self._tree.standard.names_at(self._path))
         return sorted(names | (set() if self._path else {*self._tree.values, *self._tree.helpers}))
 
     def __reduce__(self) -> Any:
@@ -199,3 +233,8 @@ def path_of(envoy: Envoy) -> str:
 def module_of(envoy: Envoy) -> nn.Module:
     """Return the module that an envoy stands for."""
     return envoy._module
+
+
+def is_standard_module(envoy: Envoy, name: str) -> bool:
+    """Tell whether a name is a standard one that leads from an envoy to another."""
+    return not envoy._path and name in envoy._tree.standard.modules and not hasattr(envoy._module, name)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from nnsight._envoy.standard import StandardNames
 from nnsight._interleave.location import Location
 from nnsight.errors import UnknownLocationError
 
@@ -31,6 +32,7 @@ class ModelTree:
         helpers: What else a block may ask the model for, such as `tokenizer`, made when first asked for.
         call: How a module is called ad hoc inside a block.
         sharded: Sides of modules that hold only a share of their value here, by path; they are refused.
+        standard: The standard names of the model.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class ModelTree:
         self.helpers = dict(helpers or {})
         self.call = call
         self.sharded = dict(sharded or {})
+        self.standard = StandardNames(self)
         self._modules: dict[str, nn.Module] = dict(root.named_modules(remove_duplicate=False))
         paths: dict[int, int] = {}
         for module in self._modules.values():
@@ -71,10 +74,12 @@ class ModelTree:
         Raises:
             UnknownLocationError: There is none; the message names the nearest paths.
         """
-        try:
-            return self._modules[path]
-        except KeyError:
-            raise self.unknown(path) from None
+        module = self._modules.get(path)
+        if module is None and path in self.standard.read_as_values:
+            module = self._modules.get(self.standard.modules[path])
+        if module is None:
+            raise self.unknown(path)
+        return module
 
     def gate(self, path: str) -> str | None:
         """Return the nearest parent that tells the calls of a shared module apart; None for a module with one path."""
@@ -97,7 +102,7 @@ class ModelTree:
         return sorted(other for other in others if other != own and (not own or other.startswith(f"{own}.")))
 
     def envoy(self, path: str = "") -> Envoy:
-        """Return the envoy at `path`, always the same one.
+        """Return the envoy at `path`, which may begin with a standard name, always the same one.
 
         Raises:
             UnknownLocationError: There is no such module.
@@ -106,8 +111,16 @@ class ModelTree:
 
         envoy = self._envoys.get(path)
         if envoy is None:
+            real = path if path in self._modules else self.standard.real_path(path)
+            if real != path:
+                return self.envoy(real)
             envoy = self._envoys[path] = Envoy(self, path, self.module(path))
         return envoy
+
+    @property
+    def location_names(self) -> frozenset[str]:
+        """The names of the request's own values, and of the layers' standard values."""
+        return frozenset(self.values) | self.standard.value_names
 
     def paths(self) -> list[str]:
         """Return the path of every module, the root's `""` first."""
@@ -116,6 +129,9 @@ class ModelTree:
     def unknown(self, path: str, below: str = "") -> UnknownLocationError:
         """Describe a name that is not in the tree, with the nearest ones that are."""
         full = f"{below}.{path}" if below else path
+        refusal = self.standard.refusal(*full.rpartition(".")[::2])
+        if refusal is not None:
+            return refusal
         candidates = [*self._modules, *self.values, *self.helpers]
         nearest = difflib.get_close_matches(full, candidates, n=3, cutoff=0.5)
         if not nearest:

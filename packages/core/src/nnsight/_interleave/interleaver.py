@@ -37,7 +37,7 @@ class Tree(Protocol):
 class Site:
     """One module that blocks wait for, and its replaced `forward`."""
 
-    __slots__ = ("_hub", "_module", "_original", "_prior", "armed", "depth", "external", "inputs", "outputs")
+    __slots__ = ("_hub", "_module", "_original", "_prior", "armed", "call", "depth", "external", "inputs", "outputs")
 
     def __init__(self, module: nn.Module, hub: Interleaver) -> None:
         """Prepare a site; nothing is replaced before `arm`."""
@@ -50,6 +50,8 @@ class Site:
         self.outputs: list[BlockRun] = []
         # How many calls of the module are under way.
         self.depth = 0
+        # The arguments of the innermost of them.
+        self.call: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         # Whoever calls the module does it through `around`.
         self.external = False
 
@@ -80,12 +82,15 @@ class Site:
     def around(self, original: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Run `original` between serving the module's inputs and its output."""
         self.depth += 1
+        outer = self.call
         try:
             if self.inputs:
                 args, kwargs = self._hub.serve_inputs(self, args, kwargs)
+            self.call = (args, kwargs)
             output = original(*args, **kwargs)
         finally:
             self.depth -= 1
+            self.call = outer
         if self.outputs:
             output = self._hub.serve_output(self, output)
         return output
@@ -122,6 +127,7 @@ class Interleaver:
         self.thread = get_ident()
         self._scopes = dict(scopes)
         for run, scope in scopes.items():
+            run.call_under_way = self.call_under_way
             run.begin_step(steps[run], scope)
             self._enlist(run)
 
@@ -138,6 +144,7 @@ class Interleaver:
             site.inputs.clear()
             site.outputs.clear()
             site.depth = 0
+            site.call = None
         self._armed.clear()
         self._values.clear()
         self._scopes = {}
@@ -189,6 +196,10 @@ class Interleaver:
         if site is None:
             site = self._sites[id(module)] = Site(module, self)
         return site
+
+    def call_under_way(self, path: str) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Return the arguments of a module's call that is under way, where blocks wait for something in it."""
+        return self.site(path).call
 
     def _due(self, runs: list[BlockRun]) -> list[BlockRun]:
         due = []

@@ -23,6 +23,7 @@ from nnsight.errors import OutOfOrderError, OutsideTraceError
 
 if TYPE_CHECKING:
     from nnsight._interleave.scope import Scope
+    from nnsight._interleave.visit import CallUnderWay
 
 RESULT: Final = Location("tracer.result", "value")
 
@@ -59,6 +60,7 @@ class BlockRun:
         error: What the block raised.
         stopped: Whether the block ended itself with `tracer.stop()`.
         receipt: What was served and changed.
+        call_under_way: Gives the arguments of a module's call that is under way, by path.
         saves: Where the block's saves are marked.
         named: What the block saved, by variable; complete when it is over.
         unnamed: What it saved under no variable, by label.
@@ -88,6 +90,7 @@ class BlockRun:
         self.error: BaseException | None = None
         self.receipt = Receipt()
         self.scope: Scope | None = None
+        self.call_under_way: CallUnderWay = no_call
         self.result: object = MISSING
         self.ended = False
         self.saves: Any = None
@@ -110,11 +113,15 @@ class BlockRun:
     def read(self, location: Location) -> object:
         """Wait for `location` and return the block's own copy of it."""
         visit = self._visit
-        if visit is None or visit.location is not location:
+        if visit is None or visit.location.place is not location.place:
             self._asked = asking_statement(1)
             self._writes_only = False
-            return self._park_at(location).own
-        return visit.value
+            visit = self._park_at(location)
+            if location.standard is None:
+                return visit.own
+        elif location not in visit.locations:
+            self._count(visit, location)
+        return visit.see(location)
 
     def write(self, location: Location, value: object) -> None:
         """Replace the value of `location`, waiting for it first where it has not been reached.
@@ -124,13 +131,20 @@ class BlockRun:
             OutOfOrderError: The model has passed the location.
         """
         visit = self._visit
-        if visit is None or visit.location is not location:
+        if visit is None or visit.location.place is not location.place:
             self._asked = asking_statement(1)
             self._writes_only = True
             visit = self._park_at(location)
+        elif location not in visit.locations:
+            self._count(visit, location)
         if self._read_only:
             raise read_only_error(location)
-        visit.assign(value)
+        visit.assign(location, value)
+
+    def _count(self, visit: Visit, location: Location) -> None:
+        visit.locations.add(location)
+        visits = self.receipt.visits
+        visits[location.name] = visits.get(location.name, 0) + 1
 
     def wait_for_step(self, step: int) -> bool:
         """Wait for the beginning of a step; return whether it came before the request ended."""
@@ -193,7 +207,7 @@ class BlockRun:
         where = location.name
         visits[where] = visits.get(where, 0) + 1
         self._last = location
-        visit = self._visit = Visit(location, live, scope, self._asked)
+        visit = self._visit = Visit(location, live, scope, self._asked, self.call_under_way)
         self._switch(hand_out=not self._writes_only)
         if not self._read_only:
             self._late.look()
@@ -208,7 +222,8 @@ class BlockRun:
         self._watch(visit)
         if changed:
             edits = self.receipt.edits
-            edits[where] = edits.get(where, 0) + 1
+            for name in visit.edited:
+                edits[name] = edits.get(name, 0) + 1
         return landed
 
     def end_step(self) -> None:
@@ -337,6 +352,10 @@ class BlockRun:
             "already, or does not compute it in this step; read values in the order in which the model computes them, "
             "and keep what you need again in a variable"
         )
+
+
+def no_call(path: str) -> None:
+    """Know of no call that is under way."""
 
 
 def current_run() -> BlockRun:

@@ -77,6 +77,8 @@ class TracedModel(ABC):
 
     def _run_requests(self, requests: Sequence[Request]) -> list[Outcome]:
         hook = plugin_manager().hook
+        # No hook is called while a forward runs, so the standard names are found before it.
+        _ = self._tree.standard.family
         hook.before_run(event=RunStarted(self.backend_name, len(requests)))
         began = time.perf_counter()
         outcomes: list[Outcome] = []

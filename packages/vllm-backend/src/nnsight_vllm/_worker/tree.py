@@ -17,6 +17,9 @@ def build_tree(model: WorkerModel) -> ModelTree:
     """Build the tree over the model that a worker holds."""
     root = model.root
     sharded = sharded_sides(root) if model.tensor_parallel_size > 1 else {}
-    return ModelTree(
+    tree = ModelTree(
         root, values=VALUES, helpers={"tokenizer": lambda: model.tokenizer}, call=call_ad_hoc, sharded=sharded
     )
+    # No hook is called while a forward runs, so the standard names are found before it.
+    _ = tree.standard.family
+    return tree
