@@ -310,8 +310,8 @@ class Visit:
         how = "assigned it" if self._assigned else "read it"
         return (
             f". The block {how} at {_spell_statement(*self._asked)} and changed it in place after that. Such a change "
-            "lands when the block waits for its next value or ends, so the line that the traceback shows is not the one "
-            "to blame"
+            "lands when the block waits for its next value or ends, so the line that the traceback shows is not the "
+            "one to blame"
         )
 
 
