@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import nn
 
 import nnsight
-from nnsight.events import RootModule
 from nnsight.families import Argument, ModelFamily, StandardValue, find_family
+
+if TYPE_CHECKING:
+    from nnsight.events import RootModule
 
 HIDDEN, LAYERS = 4, 3
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -13,7 +13,9 @@ from transformers import LlamaForCausalLM
 from nnsight import NNsight
 from nnsight._program import summarize
 from nnsight.errors import OutOfOrderError, OutsideTraceError, UnknownLocationError
-from tests.standard_names.fused import FusedDecoder
+
+if TYPE_CHECKING:
+    from tests.standard_names.fused import FusedDecoder
 
 IDS = torch.tensor([[5, 6, 7]])
 

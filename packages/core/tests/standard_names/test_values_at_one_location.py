@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 
-from nnsight import NNsight
 from nnsight.errors import UnsupportedFeatureError
+
+if TYPE_CHECKING:
+    from nnsight import NNsight
 
 IDS = torch.tensor([[5, 6, 7]])
 VECTOR = torch.linspace(-1.0, 1.0, 128)
