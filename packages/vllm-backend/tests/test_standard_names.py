@@ -127,15 +127,13 @@ def test_the_unembedding_reads_as_the_logits_and_gives_a_logit_lens(pair: Pair, 
 
 
 def test_an_edit_of_the_unembedding_is_what_the_sampler_is_given(pair: Pair, greedy: Greedy) -> None:
-    with pair.model.trace(PROMPT, **greedy(1)) as tracer:
-        pair.model.unembed.output[0, 77] = 1e4
+    model = pair.model
+    with model.trace(PROMPT, **greedy(1)) as tracer:
+        model.unembed.output[0, 77] = 1e4
         result = tracer.result.save()
     assert list(result.outputs[0].token_ids) == [77]
-    with (
-        pytest.raises(UnsupportedFeatureError, match=r"\.input is never computed"),
-        pair.model.trace(PROMPT, **greedy(1)),
-    ):
-        pair.model.unembed.input.save()
+    with pytest.raises(UnsupportedFeatureError, match=r"\.input is never computed"), model.trace(PROMPT, **greedy(1)):
+        model.unembed.input.save()
 
 
 def test_names_are_known_without_an_engine(tmp_path: Path) -> None:

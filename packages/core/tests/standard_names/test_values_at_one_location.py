@@ -113,6 +113,33 @@ def test_changes_whose_order_cannot_be_told_are_refused(model: NNsight) -> None:
         mid += VECTOR
 
 
+def test_a_change_of_a_value_that_was_read_again_since_is_refused(model: NNsight) -> None:
+    layer = model.layers[1]
+    with pytest.raises(UnsupportedFeatureError, match=r"layers\.1\.resid_mid and another value"), model.trace(IDS):
+        first = layer.resid_mid
+        layer.attn_out[:] += VECTOR
+        layer.resid_mid
+        first += VECTOR
+
+
+def test_what_was_assigned_is_the_blocks_own_to_change(model: NNsight) -> None:
+    layer = model.layers[1]
+    with model.trace(IDS):
+        states = layer.resid_mid
+        layer.resid_mid = 0
+        states += VECTOR
+        given = layer.post_attention_layernorm.input.save()
+    with model.trace(IDS) as tracer:
+        new = torch.zeros(1, 3, 128)
+        layer.resid_mid = new
+        new += VECTOR
+        in_time = layer.post_attention_layernorm.input.save()
+        new += VECTOR
+    assert given.abs().max() < 1e-5
+    assert torch.allclose(in_time, VECTOR.expand(1, 3, 128), atol=1e-5)
+    assert tracer.receipt.warnings == []
+
+
 def test_an_edit_of_the_layers_input_is_part_of_the_stream_after_attention(model: NNsight) -> None:
     layer = model.layers[1]
     with model.trace(IDS):

@@ -170,8 +170,10 @@ class Envoy:
             return
         location = self._standard_location(name) if self._path else self._tree.values.get(name)
         if location is None:
-            refusal = self._tree.standard.refusal(self._path, name) if not hasattr(self._module, name) else None
-            raise refusal or UnknownLocationError(
+            refusal = self._tree.standard.refusal(self._path, name)
+            if refusal is not None and name not in self._tree.standard.modules and not hasattr(self._module, name):
+                raise UnknownLocationError(refusal)
+            raise UnknownLocationError(
                 f"{self._path or 'the model'}.{name} cannot be assigned; a block assigns "
                 f"{', '.join([*SIDES, *self._tree.values])}, and changes anything else in place"
             )

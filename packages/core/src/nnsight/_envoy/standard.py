@@ -6,7 +6,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from nnsight._interleave.location import Location, Standard
-from nnsight.errors import UnknownLocationError
 from nnsight.events import RootModule
 from nnsight.families import MODULE_NAMES, VALUE_NAMES
 from nnsight.plugins import plugin_manager
@@ -94,23 +93,20 @@ class StandardNames:
         modules = ", ".join(f"{name} = {real}" for name, real in self.modules.items())
         return f"standard names: {modules}; in each layer {values}"
 
-    def refusal(self, path: str, name: str) -> UnknownLocationError | None:
-        """Say why a standard name means nothing at a module; None for a name that is no standard one."""
-        if name not in MODULE_NAMES and name not in VALUE_NAMES:
-            return None
+    def refusal(self, path: str, name: str) -> str | None:
+        """Say why a standard name means nothing at a module; None for a name that is none there."""
         root = type(self._tree.root).__name__
+        if name not in VALUE_NAMES and (path or name not in MODULE_NAMES):
+            return None
         if self.family is None:
-            return UnknownLocationError(
+            return (
                 f"{name!r} is a standard name, but no plugin knows where {root} has the standard names; use the "
                 "model's own names (print the model to see its tree), or answer the hook resolve_standard_names for "
                 f"{root}: see docs/how-to/standard-names.md"
             )
         if name in MODULE_NAMES:
-            return None if path else UnknownLocationError(f"{root} has no {name}")
+            return f"{root} has no {name}"
         if name not in self.family.values:
-            return UnknownLocationError(
-                f"layers of {root} have no {name}; they have {', '.join(self.names_at(self.family.layers + '.0'))}"
-            )
-        return UnknownLocationError(
-            f"{path or 'the model'} is no layer, and only layers have {name}: write model.layers[i].{name}"
-        )
+            names = [own for own in VALUE_NAMES if own in self.family.values]
+            return f"layers of {root} have no {name}; they have {', '.join(names)}"
+        return f"{path or 'the model'} is no layer, and only layers have {name}: write model.layers[i].{name}"

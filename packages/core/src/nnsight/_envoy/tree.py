@@ -129,14 +129,15 @@ class ModelTree:
     def unknown(self, path: str, below: str = "") -> UnknownLocationError:
         """Describe a name that is not in the tree, with the nearest ones that are."""
         full = f"{below}.{path}" if below else path
-        refusal = self.standard.refusal(*full.rpartition(".")[::2])
-        if refusal is not None:
-            return refusal
         candidates = [*self._modules, *self.values, *self.helpers]
         nearest = difflib.get_close_matches(full, candidates, n=3, cutoff=0.5)
         if not nearest:
             leaf = full.rpartition(".")[2]
             nearest = [name for name in candidates if name.rpartition(".")[2] == leaf][:3]
+        refusal = self.standard.refusal(*full.rpartition(".")[::2])
+        if refusal is not None:
+            hint = "; nearest: " + ", ".join(nearest) if nearest and self.standard.family is None else ""
+            return UnknownLocationError(refusal + hint)
         if nearest:
             hint = "nearest: " + ", ".join(nearest)
         else:

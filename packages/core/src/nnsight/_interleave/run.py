@@ -142,7 +142,7 @@ class BlockRun:
         visit.assign(location, value)
 
     def _count(self, visit: Visit, location: Location) -> None:
-        visit.locations.add(location)
+        visit.locations = (*visit.locations, location)
         visits = self.receipt.visits
         visits[location.name] = visits.get(location.name, 0) + 1
 

@@ -53,6 +53,8 @@ class Visit:
 
     Attributes:
         location: Where.
+        locations: All that the block asked for here: standard values and `.output` may be found at one place.
+        edited: Names of what the block changed, complete when it has landed.
         own: The block's own copy; `MISSING` before it is handed out.
     """
 
@@ -64,6 +66,7 @@ class Visit:
         "_live",
         "_replacement",
         "_scope",
+        "_stale",
         "_stream",
         "_sums",
         "edited",
@@ -99,10 +102,11 @@ class Visit:
         self._assigned = False
         self._handed: list[Handed] = []
         self._sums: dict[Location, Sum] = {}
+        # Sums that were handed out and whose terms changed since.
+        self._stale: tuple[Sum, ...] = ()
         self._stream: object = MISSING
-        # Everything that the block asked for here, and what of it was found to be changed.
-        self.locations = {location}
-        self.edited: dict[str, None] = {}
+        self.locations: tuple[Location, ...] = (location,)
+        self.edited: tuple[str, ...] = ()
 
     @property
     def value(self) -> object:
@@ -139,6 +143,8 @@ class Visit:
             return target
         known = self._sums.get(location)
         if known is None or not known.is_sum_of((target, addend)):
+            if known is not None:
+                self._stale = (*self._stale, known)
             tensor = outside_inference(lambda: target + addend)
             known = self._sums[location] = Sum.of(location, tensor, (target, addend), handed=True)
         return known.tensor
@@ -161,9 +167,14 @@ class Visit:
         else:
             self._check(value, location)
             self._sums.clear()
+            self._stale = ()
             self._replacement = value
         self._assigned = True
-        self.edited[location.name] = None
+        self._note_edit(location)
+
+    def _note_edit(self, location: Location) -> None:
+        if location.name not in self.edited:
+            self.edited = (*self.edited, location.name)
 
     def _check(self, value: object, location: Location) -> None:
         scope = self._scope
@@ -179,7 +190,7 @@ class Visit:
 
     def is_untouched(self) -> bool:
         """Tell at a glance that the block changed nothing; False where it takes a closer look."""
-        if self._sums and any([total.is_changed() for total in self._sums.values()]):
+        if self._sums and any([total.is_changed() for total in (*self._sums.values(), *self._stale)]):
             return False
         if self._replacement is not MISSING or not is_fixed(self.own):
             return self._replacement is MISSING and self.own is MISSING
@@ -211,7 +222,7 @@ class Visit:
             error.add_note(f"raised while a change of {self.location} landed{self._where_asked()}")
             raise
         if landing.changed and not self.edited:
-            self.edited[self.location.name] = None
+            self._note_edit(self.location)
         return landed, landing.changed or self._assigned
 
     def watch(self, late: LateEdits) -> None:
@@ -219,8 +230,9 @@ class Visit:
         where = self.location.name
         for own, _, _ in self._handed:
             late.watch_tensor(own, where)
-        for total in filter(lambda total: total.handed, self._sums.values()):
-            late.watch_tensor(total.tensor, total.location.name)
+        for total in (*self._sums.values(), *self._stale):
+            if total.handed:
+                late.watch_tensor(total.tensor, total.location.name)
         if not is_fixed(self.own):
             late.watch_containers(self.own, where)
 
@@ -257,17 +269,16 @@ class Visit:
 
     def _fold_changes(self) -> None:
         """Bring the sums that the block changed into the location's value."""
-        for total in self._sums.values():
+        for total in (*self._sums.values(), *self._stale):
             if not total.is_changed():
                 continue
-            terms = self._terms(total.location)
-            if not total.is_sum_of(terms):
+            if not total.is_sum_of(self._terms(total.location)):
                 raise UnsupportedFeatureError(
                     f"{total.location} and another value of {total.location.place} that it is made of were both "
                     "changed after both were read, so it cannot be told which change comes first; read one of them "
                     "again after changing the other, and change what that gives"
                 )
-            self.edited[total.location.name] = None
+            self._note_edit(total.location)
             self._fold(total.location, total.tensor)
 
     def _assign_standard(self, location: Location, new: object) -> None:
@@ -294,8 +305,8 @@ class Visit:
             given = new.to(addend.device) if isinstance(new, torch.Tensor) else new
             left = outside_inference(lambda: given - addend)
         self._replacement = replaced(self.value, standard.value.part, left)
+        known = self._sums.pop(location, None)
         if addend is not None and isinstance(new, torch.Tensor):
-            known = self._sums.get(location)
             handed = known is not None and known.handed and known.tensor is new
             self._sums[location] = Sum.of(location, new, (left, addend), handed=handed)
 
