@@ -66,8 +66,15 @@ class StreamReference:
         self._layers, self._attention, self._norm, self._mlp = _PLACES.get(family, _DEFAULT)
 
     @torch.no_grad()
-    def generate(self, ids: Sequence[int], steps: int, addition: Addition | None = None) -> Streams:
-        """Generate greedily.
+    def generate(
+        self,
+        ids: Sequence[int],
+        steps: int,
+        addition: Addition | None = None,
+        *,
+        tokens: Sequence[int] | None = None,
+    ) -> Streams:
+        """Generate greedily, or go on with `tokens` whatever the logits are.
 
         Each step computes the whole sequence again, and keeps the rows that are new in it.
         """
@@ -83,12 +90,12 @@ class StreamReference:
             own = addition if addition is not None and addition.layer == index else None
             handles += self._watch(layer, index, own)
         try:
-            for _ in range(steps):
+            for step in range(steps):
                 logits = self.model(input_ids=torch.tensor([current]), use_cache=False).logits[0]
                 found.layers.append([{name: value[-rows:] for name, value in one.items()} for one in self._found])
                 found.logits.append(logits[-rows:])
                 found.tokens.append(int(logits[-1].argmax()))
-                current.append(found.tokens[-1])
+                current.append(found.tokens[-1] if tokens is None else tokens[step])
                 rows = 1
         finally:
             for handle in handles:

@@ -26,14 +26,16 @@ NUM_WORDS = 509
 
 # Gemma ties its embeddings; its attention scales by `query_pre_attn_scalar`.
 _GEMMA: dict[str, Any] = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 8, "tie_word_embeddings": True}
-_EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+# Each expert takes part, so that rounding never sends a token to others.
+_EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 4, "moe_intermediate_size": 64}
 _FAMILIES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
     "llama": (LlamaConfig, {}),
     "mistral": (MistralConfig, {"sliding_window": None}),
     "qwen2": (Qwen2Config, {}),
     "qwen3": (Qwen3Config, {"head_dim": 32}),
     "gemma2": (Gemma2Config, _GEMMA),
-    "gemma3": (Gemma3TextConfig, _GEMMA),
+    # vLLM's attention on the CPU takes no model that has sliding windows alone.
+    "gemma3": (Gemma3TextConfig, {**_GEMMA, "layer_types": ["sliding_attention", "full_attention"] * 2}),
     "qwen2_moe": (Qwen2MoeConfig, {**_EXPERTS, "shared_expert_intermediate_size": 64}),
     "qwen3_moe": (Qwen3MoeConfig, {**_EXPERTS, "head_dim": 32}),
 }

@@ -22,6 +22,9 @@ PROMPT, STEPS, LAYERS = "w1 w2 w3 w4 w5", 3, 4
 VECTOR = torch.linspace(-2.0, 2.0, 128)
 # An engine of its own each; the others differ from these in what is inside attention and MLP.
 ALWAYS = ("llama", "qwen3", "gpt2", "gemma3")
+# vLLM's kernels for experts take bfloat16 alone on CPUs with AMX.
+IN_BFLOAT16 = ("qwen2_moe", "qwen3_moe")
+BFLOAT16_TOLERANCE = 0.1
 Greedy = Callable[[int], dict[str, Any]]
 
 
@@ -37,6 +40,14 @@ class Pair:
     def ids(self) -> list[int]:
         return list(self.model.tokenizer.encode(PROMPT))
 
+    @property
+    def exact(self) -> bool:
+        return self.family not in IN_BFLOAT16
+
+    def close(self, one: torch.Tensor, other: torch.Tensor) -> bool:
+        limit = TOLERANCE if self.exact else BFLOAT16_TOLERANCE
+        return one.shape == other.shape and float((one.float() - other.float()).abs().max()) < limit
+
 
 @pytest.fixture(
     scope="module",
@@ -47,41 +58,37 @@ def pair(
 ) -> Iterator[Pair]:
     folder: Path = make_tiny_model(tmp_path_factory.mktemp(request.param), request.param)
     with runner.building():
-        keywords = {"dtype": "float32", "max_model_len": 128, "max_num_seqs": 8, **runner.keywords}
+        dtype = "bfloat16" if request.param in IN_BFLOAT16 else "float32"
+        keywords = {"dtype": dtype, "max_model_len": 128, "max_num_seqs": 8, **runner.keywords}
         model = VLLM(str(folder), dispatch=True, **keywords)
     with model:
         yield Pair(request.param, model, StreamReference(folder, request.param))
 
 
-def close(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.shape == other.shape and float((one - other).abs().max()) < TOLERANCE
-
-
 def test_every_value_of_every_layer_equals_transformers_in_prompt_and_decode(pair: Pair, greedy: Greedy) -> None:
     model = pair.model
-    expected = pair.reference.generate(pair.ids, STEPS)
     with model.trace(PROMPT, **greedy(STEPS)) as tracer:
         found = list().save()
         for _ in tracer.iter[:STEPS]:
             for layer in model.layers:
                 found.append((layer.resid_pre, layer.attn_out, layer.resid_mid, layer.mlp_out, layer.resid_post))
         result = tracer.result.save()
-    assert list(result.outputs[0].token_ids) == expected.tokens
+    tokens = list(result.outputs[0].token_ids)
+    expected = pair.reference.generate(pair.ids, STEPS, tokens=tokens)
+    assert tokens == expected.tokens or not pair.exact
     assert len(found) == STEPS * LAYERS
     for position, values in enumerate(found):
         step, layer = divmod(position, LAYERS)
         for name, value in zip(NAMES, values, strict=True):
-            assert close(value, expected.layers[step][layer][name]), (step, layer, name)
+            assert pair.close(value, expected.layers[step][layer][name]), (step, layer, name)
         pre, attn, mid, mlp, post = values
-        assert close(pre + attn, mid)
-        assert close(mid + mlp, post)
+        assert pair.close(pre + attn, mid)
+        assert pair.close(mid + mlp, post)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_write_has_the_effect_of_the_same_write_in_transformers(pair: Pair, greedy: Greedy, name: str) -> None:
     model = pair.model
-    expected = pair.reference.generate(pair.ids, STEPS, Addition(1, name, VECTOR))
-    plain = pair.reference.generate(pair.ids, STEPS)
     with model.trace(**greedy(STEPS)) as tracer:
         with tracer.invoke(PROMPT):
             after, last = list().save(), list().save()
@@ -92,17 +99,24 @@ def test_a_write_has_the_effect_of_the_same_write_in_transformers(pair: Pair, gr
                 last.append(model.unembed.output)
             edited = tracer.result.save()
         with tracer.invoke(PROMPT):
-            for _ in tracer.iter[:STEPS]:
+            assigned = list().save()
+            for _ in tracer.iter[:1]:
                 setattr(model.layers[1], name, getattr(model.layers[1], name) + VECTOR)
-            assigned = tracer.result.save()
+                assigned.append(model.layers[2].resid_mid)
         with tracer.invoke(PROMPT):
-            untouched = tracer.result.save()
+            untouched = list().save()
+            for _ in tracer.iter[:1]:
+                untouched.append(model.layers[2].resid_mid)
+    tokens = list(edited.outputs[0].token_ids)
+    expected = pair.reference.generate(pair.ids, STEPS, Addition(1, name, VECTOR), tokens=tokens)
+    plain = pair.reference.generate(pair.ids, 1)
+    assert tokens == expected.tokens or not pair.exact
     for step in range(STEPS):
-        assert close(after[step], expected.layers[step][2]["resid_mid"]), step
-        assert close(last[step], expected.logits[step][-1:]), step
-    assert list(edited.outputs[0].token_ids) == list(assigned.outputs[0].token_ids) == expected.tokens
-    assert list(untouched.outputs[0].token_ids) == plain.tokens
-    assert tracer.receipt[0].edits.keys() == {f"{model.layers._path}.1.{name}"}
+        assert pair.close(after[step], expected.layers[step][2]["resid_mid"]), step
+        assert pair.close(last[step], expected.logits[step][-1:]), step
+    assert pair.close(assigned[0], expected.layers[0][2]["resid_mid"])
+    assert pair.close(untouched[0], plain.layers[0][2]["resid_mid"])
+    assert tracer.receipt[0].edits == {f"{model.layers._path}.1.{name}": STEPS}
 
 
 def test_the_unembedding_reads_as_the_logits_and_gives_a_logit_lens(pair: Pair, greedy: Greedy) -> None:
@@ -114,13 +128,13 @@ def test_the_unembedding_reads_as_the_logits_and_gives_a_logit_lens(pair: Pair, 
         for layer in model.layers:
             lens.append(model.unembed(model.final_norm(layer.resid_post)))
         logits = model.unembed.output.save()
-    assert close(logits, expected.logits[0][-1:])
-    assert close(lens[-1], expected.unembedded[0])
+    assert pair.close(logits, expected.logits[0][-1:])
+    assert pair.close(lens[-1], expected.unembedded[0])
     norm = hf.get_submodule(model.final_norm._path)
     with torch.no_grad():
         for index, one in enumerate(lens):
             stream = expected.layers[0][index]["resid_post"]
-            assert close(one, hf.get_output_embeddings()(norm(stream)))
+            assert pair.close(one, hf.get_output_embeddings()(norm(stream)))
     assert embedded.shape == (len(pair.ids), 128)
     assert tracer.receipt.visits["logits"] == 1
     assert tracer.receipt.edits == {}
