@@ -18,7 +18,8 @@ from tiny_models import make_tiny_model
 
 pytestmark = pytest.mark.slow
 
-PROMPT, STEPS, LAYERS = "w1 w2 w3 w4 w5", 3, 4
+# Token ids: Transformers gives some families a tokenizer that has not the words of the tiny checkpoints.
+IDS, STEPS, LAYERS = [4, 5, 6, 7, 8], 3, 4
 VECTOR = torch.linspace(-2.0, 2.0, 128)
 # An engine of its own each; the others differ from these in what is inside attention and MLP.
 ALWAYS = ("llama", "qwen3", "gpt2", "gemma3")
@@ -35,10 +36,6 @@ class Pair:
     family: str
     model: VLLM
     reference: StreamReference
-
-    @property
-    def ids(self) -> list[int]:
-        return list(self.model.tokenizer.encode(PROMPT))
 
     @property
     def exact(self) -> bool:
@@ -67,14 +64,14 @@ def pair(
 
 def test_every_value_of_every_layer_equals_transformers_in_prompt_and_decode(pair: Pair, greedy: Greedy) -> None:
     model = pair.model
-    with model.trace(PROMPT, **greedy(STEPS)) as tracer:
+    with model.trace(IDS, **greedy(STEPS)) as tracer:
         found = list().save()
         for _ in tracer.iter[:STEPS]:
             for layer in model.layers:
                 found.append((layer.resid_pre, layer.attn_out, layer.resid_mid, layer.mlp_out, layer.resid_post))
         result = tracer.result.save()
     tokens = list(result.outputs[0].token_ids)
-    expected = pair.reference.generate(pair.ids, STEPS, tokens=tokens)
+    expected = pair.reference.generate(IDS, STEPS, tokens=tokens)
     assert tokens == expected.tokens or not pair.exact
     assert len(found) == STEPS * LAYERS
     for position, values in enumerate(found):
@@ -90,7 +87,7 @@ def test_every_value_of_every_layer_equals_transformers_in_prompt_and_decode(pai
 def test_a_write_has_the_effect_of_the_same_write_in_transformers(pair: Pair, greedy: Greedy, name: str) -> None:
     model = pair.model
     with model.trace(**greedy(STEPS)) as tracer:
-        with tracer.invoke(PROMPT):
+        with tracer.invoke(IDS):
             after, last = list().save(), list().save()
             for _ in tracer.iter[:STEPS]:
                 states = getattr(model.layers[1], name)
@@ -98,18 +95,18 @@ def test_a_write_has_the_effect_of_the_same_write_in_transformers(pair: Pair, gr
                 after.append(model.layers[2].resid_mid)
                 last.append(model.unembed.output)
             edited = tracer.result.save()
-        with tracer.invoke(PROMPT):
+        with tracer.invoke(IDS):
             assigned = list().save()
             for _ in tracer.iter[:1]:
                 setattr(model.layers[1], name, getattr(model.layers[1], name) + VECTOR)
                 assigned.append(model.layers[2].resid_mid)
-        with tracer.invoke(PROMPT):
+        with tracer.invoke(IDS):
             untouched = list().save()
             for _ in tracer.iter[:1]:
                 untouched.append(model.layers[2].resid_mid)
     tokens = list(edited.outputs[0].token_ids)
-    expected = pair.reference.generate(pair.ids, STEPS, Addition(1, name, VECTOR), tokens=tokens)
-    plain = pair.reference.generate(pair.ids, 1)
+    expected = pair.reference.generate(IDS, STEPS, Addition(1, name, VECTOR), tokens=tokens)
+    plain = pair.reference.generate(IDS, 1)
     assert tokens == expected.tokens or not pair.exact
     for step in range(STEPS):
         assert pair.close(after[step], expected.layers[step][2]["resid_mid"]), step
@@ -121,8 +118,8 @@ def test_a_write_has_the_effect_of_the_same_write_in_transformers(pair: Pair, gr
 
 def test_the_unembedding_reads_as_the_logits_and_gives_a_logit_lens(pair: Pair, greedy: Greedy) -> None:
     model, hf = pair.model, pair.reference.model
-    expected = pair.reference.generate(pair.ids, 1)
-    with model.trace(PROMPT, **greedy(1)) as tracer:
+    expected = pair.reference.generate(IDS, 1)
+    with model.trace(IDS, **greedy(1)) as tracer:
         embedded = model.embed.output.save()
         lens = list().save()
         for layer in model.layers:
@@ -135,18 +132,18 @@ def test_the_unembedding_reads_as_the_logits_and_gives_a_logit_lens(pair: Pair, 
         for index, one in enumerate(lens):
             stream = expected.layers[0][index]["resid_post"]
             assert pair.close(one, hf.get_output_embeddings()(norm(stream)))
-    assert embedded.shape == (len(pair.ids), 128)
+    assert embedded.shape == (len(IDS), 128)
     assert tracer.receipt.visits["logits"] == 1
     assert tracer.receipt.edits == {}
 
 
 def test_an_edit_of_the_unembedding_is_what_the_sampler_is_given(pair: Pair, greedy: Greedy) -> None:
     model = pair.model
-    with model.trace(PROMPT, **greedy(1)) as tracer:
+    with model.trace(IDS, **greedy(1)) as tracer:
         model.unembed.output[0, 77] = 1e4
         result = tracer.result.save()
     assert list(result.outputs[0].token_ids) == [77]
-    with pytest.raises(UnsupportedFeatureError, match=r"\.input is never computed"), model.trace(PROMPT, **greedy(1)):
+    with pytest.raises(UnsupportedFeatureError, match=r"\.input is never computed"), model.trace(IDS, **greedy(1)):
         model.unembed.input.save()
 
 
