@@ -69,6 +69,7 @@ class Interleaver:
         self.thread = get_ident()
         self._scopes = dict(scopes)
         for run, scope in scopes.items():
+            run.call_under_way = self.call_under_way
             run.begin_step(steps[run], scope)
             self.enlist(run)
 
@@ -136,6 +137,10 @@ class Interleaver:
         if site is None:
             site = self._sites[id(module)] = Site(module, self, path)
         return site
+
+    def call_under_way(self, path: str) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Return the arguments of a module's call that is under way, where blocks wait for something in it."""
+        return self.site(path).call
 
     def scope_of(self, run: BlockRun) -> Scope:
         """Return the part of the batch that a block's request owns in this step."""

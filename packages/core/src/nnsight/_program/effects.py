@@ -18,6 +18,7 @@ from nnsight._envoy import Envoy, Source, SourceOp
 from nnsight._interleave.location import SIDES
 from nnsight._program.inspected import modules_looked_into
 from nnsight._program.saves import save
+from nnsight.families import VALUE_NAMES
 
 _SAFE_BUILTINS = frozenset(
     "abs all any bool bytes complex dict divmod enumerate filter float format frozenset getattr hasattr hash id int "
@@ -285,15 +286,17 @@ def _names_envoy(node: ast.expr, root: object) -> bool:
         root = getattr(root, "envoy", None)
     if not isinstance(root, Envoy) or not isinstance(node, ast.Name):
         return False
-    if any(step in SIDES for step in steps):
+    if any(step in SIDES or step in VALUE_NAMES for step in steps):
         return False
     return not steps or steps[0] == "get" or _is_module_name(root, steps[0])
 
 
 def _is_module_name(root: Envoy, name: str) -> bool:
-    from nnsight._envoy.envoy import module_of
+    from nnsight._envoy.envoy import is_standard_module, module_of
 
-    return any(path.rpartition(".")[2] == name for path, _ in module_of(root).named_modules(remove_duplicate=False))
+    return is_standard_module(root, name) or any(
+        path.rpartition(".")[2] == name for path, _ in module_of(root).named_modules(remove_duplicate=False)
+    )
 
 
 def _is_safe_function(value: object) -> bool:

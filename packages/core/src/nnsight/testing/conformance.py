@@ -24,6 +24,7 @@ from nnsight.errors import (
     UntransferableValueError,
 )
 from nnsight.testing.source_conformance import ProcessSourceConformance, SourceConformance
+from nnsight.testing.standard_conformance import StandardNamesConformance
 
 if TYPE_CHECKING:
     from nnsight.testing.subject import Subject
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 STEPS = 4
 
 
-class BackendConformance(SourceConformance):
+class BackendConformance(SourceConformance, StandardNamesConformance):
     """Each test is one promise to the user, named after it."""
 
     # Reading ------------------------------------------------------------------------------------------------------
