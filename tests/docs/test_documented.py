@@ -8,14 +8,20 @@ import re
 import tomllib
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import nnsight
 import nnsight_cli.hookspecs
 from nnsight import backends, errors, hookspecs
+from nnsight._torch.families import HF_FAMILIES
 from nnsight_cli.application import build_application
 from nnsight_vllm._client import settings
+from nnsight_vllm.families import VLLM_FAMILIES
+
+if TYPE_CHECKING:
+    from nnsight.families import ModelFamily
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -62,6 +68,17 @@ def test_each_documented_hook_exists() -> None:
     assert sorted(re.findall(r"^## (\w+)\(", text_of("reference/hooks.md"), re.MULTILINE)) == sorted(HOOKS)
 
 
+@pytest.mark.parametrize("family", [*HF_FAMILIES, *VLLM_FAMILIES], ids=lambda family: family.classes[0])
+def test_each_family_is_documented_with_its_paths(family: ModelFamily) -> None:
+    page = text_of("reference/standard-names.md")
+    for kind in family.classes:
+        (row,) = [line for line in page.splitlines() if f"`{kind}`" in line]
+        for path in (family.layers, family.embed, family.final_norm, family.unembed):
+            assert f"`{path}`" in row
+    for value in family.values.values():
+        assert f"`{value.module or value.side}" in page
+
+
 def test_each_command_is_documented() -> None:
     listed = re.findall(r"^\| `nnsight (\w+)", text_of("reference/command-line.md"), re.MULTILINE)
     commands = [command.callback.__name__ for command in build_application().registered_commands if command.callback]
@@ -83,7 +100,7 @@ def test_each_refused_engine_keyword_is_documented() -> None:
 
 def test_the_public_names_are_documented_and_no_others() -> None:
     listed = re.findall(r"^\| `nnsight\.(\w+)` \|", text_of("reference/public-api.md"), re.MULTILINE)
-    assert set(listed) - {"backends", "diagnosis", "events", "plugins", "testing"} == set(nnsight.__all__)
+    assert set(listed) - {"backends", "diagnosis", "events", "families", "plugins", "testing"} == set(nnsight.__all__)
 
 
 @pytest.mark.parametrize("name", backends.__all__)

@@ -68,6 +68,7 @@ def subject(model: Any) -> Subject:
         ops=LayerOps(child="mlp", inner="mlp.up", call="self_mlp_0", nested=("mlp", "activate_0", "torch_tanh_0")),
         reference=reference,
         tokens=lambda result: result.tokens,
+        standard_names=False,
     )
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,17 @@ class PrefillPolicy:
 
     how: str
     reason: str
+
+
+@dataclass(frozen=True)
+class RootModule:
+    """The model whose standard names are asked for.
+
+    Attributes:
+        module: The root module; on the meta device on the side of a client.
+    """
+
+    module: nn.Module
 
 
 @dataclass(frozen=True)

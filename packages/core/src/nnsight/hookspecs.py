@@ -17,7 +17,8 @@ import pluggy
 
 if TYPE_CHECKING:
     from nnsight._wire import ValueCodec
-    from nnsight.events import EngineSpec, PatchRecord, PrefillPolicy, PromptFacts, RunFinished, RunStarted
+    from nnsight.events import EngineSpec, PatchRecord, PrefillPolicy, PromptFacts, RootModule, RunFinished, RunStarted
+    from nnsight.families import ModelFamily
 
 hookspec = pluggy.HookspecMarker("nnsight")
 hookimpl = pluggy.HookimplMarker("nnsight")
@@ -46,6 +47,11 @@ def register_codecs(register: Callable[[type, ValueCodec], None]) -> None:
 @hookspec(firstresult=True)
 def resolve_prefill_policy(facts: PromptFacts) -> PrefillPolicy | None:
     """Decide how one traced prompt is computed. Stops at the first answer that is not None."""
+
+
+@hookspec(firstresult=True)
+def resolve_standard_names(root: RootModule) -> ModelFamily | None:
+    """Say where a model has its standard names. Stops at the first answer that is not None."""
 
 
 @hookspec

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import replace as with_other
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
+import nnsight
 from nnsight import NNsight
+from nnsight.families import ModelFamily, StandardValue, find_family
+from nnsight.plugins import plugin_manager
 from nnsight.testing import BackendConformance, LayerOps, Reference, Subject
 from tests.conformance.decoder import HIDDEN, LAYERS, Decoder
+
+if TYPE_CHECKING:
+    from nnsight.events import RootModule
 
 
 def stream(output: torch.Tensor) -> torch.Tensor:
@@ -25,8 +33,35 @@ def replace(layer: Any, states: torch.Tensor) -> None:
     layer.output = states
 
 
+FAMILY = ModelFamily(
+    package="tests",
+    classes=("Decoder",),
+    layers="layers",
+    embed="embed",
+    final_norm="head",
+    unembed="head",
+    values={"resid_pre": StandardValue("", "input"), "resid_post": StandardValue("", "output")},
+)
+
+
+class DecoderPlugin:
+    """Knows where the decoder has the standard names."""
+
+    @nnsight.hookimpl
+    def resolve_standard_names(self, root: RootModule) -> ModelFamily | None:
+        return find_family([FAMILY], root.module)
+
+
 @pytest.fixture(scope="module")
-def subject() -> Subject:
+def decoder_plugin() -> Iterator[None]:
+    plugin = DecoderPlugin()
+    plugin_manager().register(plugin)
+    yield
+    plugin_manager().unregister(plugin)
+
+
+@pytest.fixture(scope="module")
+def subject(decoder_plugin: None) -> Subject:
     torch.manual_seed(0)
     network = Decoder()
 
@@ -66,3 +101,12 @@ def subject() -> Subject:
 
 class TestTorchConformance(BackendConformance):
     """In-process, on a small decoder."""
+
+
+def test_a_backend_may_have_no_standard_names(subject: Subject) -> None:
+    class OtherDecoder(Decoder):
+        """No plugin knows it."""
+
+    other = with_other(subject, model=NNsight(OtherDecoder()), standard_names=False)
+    BackendConformance().test_the_stream_before_and_after_each_layer_has_a_standard_name(other)
+    BackendConformance().test_a_write_under_a_standard_name_has_the_effect_of_the_same_edit(other)

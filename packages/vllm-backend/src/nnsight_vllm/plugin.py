@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nnsight.events import EngineSpec, PatchRecord, PrefillPolicy, PromptFacts
+from nnsight.events import EngineSpec, PatchRecord, PrefillPolicy, PromptFacts, RootModule
+from nnsight.families import ModelFamily, find_family
 from nnsight.hookspecs import hookimpl
+from nnsight_vllm.families import VLLM_FAMILIES
 
 
 @hookimpl
@@ -45,3 +47,9 @@ def resolve_prefill_policy(facts: PromptFacts) -> PrefillPolicy:
             "enable_chunked_prefill at its default",
         )
     return PrefillPolicy("whole", "the prompt fits one step; if the engine splits it all the same, the request fails")
+
+
+@hookimpl(trylast=True)
+def resolve_standard_names(root: RootModule) -> ModelFamily | None:
+    """Find the standard names in vLLM's own models."""
+    return find_family(VLLM_FAMILIES, root.module)

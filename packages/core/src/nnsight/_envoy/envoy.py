@@ -25,17 +25,19 @@ class Envoy:
 
     `envoy.output`, `envoy.input` and `envoy.inputs` wait for the module's next call and return the block's own copy of
     the value; assigning one replaces it in the model. `envoy.skip(value)` puts a value in the place of the call, and
-    `envoy.source` leads to the calls and assignments inside the module's forward. Everything else is looked up on the
-    module: children come back as envoys, other attributes as they are. A child whose name an envoy has itself (such as
-    `output`) is reached with `model.get("path.to.output")`.
+    `envoy.source` leads to the calls and assignments inside the module's forward. Layers of a known family have
+    standard values besides, such as `layer.resid_post`. Everything else is looked up on the module: children come back
+    as envoys, other attributes as they are. A child whose name an envoy has itself (such as `output`) is reached with
+    `model.get("path.to.output")`.
     """
 
-    __slots__ = ("_children", "_locations", "_module", "_path", "_source", "_tree")
+    __slots__ = ("_children", "_locations", "_module", "_path", "_source", "_standard", "_tree")
     _children: dict[str, Envoy]
     _locations: dict[str, Location]
     _module: nn.Module
     _path: str
     _source: tuple[object, Source] | None
+    _standard: dict[str, Location]
     _tree: ModelTree
 
     def __init__(self, tree: ModelTree, path: str, module: nn.Module) -> None:
@@ -45,6 +47,7 @@ class Envoy:
         set_slot(self, "_path", path)
         set_slot(self, "_module", module)
         set_slot(self, "_children", {})
+        set_slot(self, "_standard", {})
         set_slot(self, "_locations", {side: Location(path, side) for side in (*SIDES, "skip")})
         set_slot(self, "_source", None)
 
@@ -98,12 +101,17 @@ class Envoy:
         Raises:
             MismatchedValueError: The value does not fit what the module returns.
             OutOfOrderError: The module has been called already.
+            UnsupportedFeatureError: The engine never calls the module.
         """
-        self._tree.check(self._path, "output")
+        self._tree.check(self._path, "skip")
         current_run().skip(self._locations["skip"], value)
 
     def _location(self, side: str) -> Location:
         self._tree.check(self._path, side)
+        # Of a module that is never called only the output is left by now.
+        value = self._tree.standard.read_as_values.get(self._path)
+        if value is not None:
+            return value
         return self._locations[side]
 
     def get(self, path: str) -> Any:
@@ -117,7 +125,7 @@ class Envoy:
         module, names = self._tree.split_source(full)
         if names is not None:
             return reduce(getattr, names, self._tree.envoy(module).source)
-        if full not in self._tree.paths() and leaf in SIDES:
+        if full not in self._tree and (leaf in SIDES or leaf in self._tree.standard.value_names):
             return getattr(self._tree.envoy(parent), leaf)
         if path in self._tree.values and not self._path:
             return getattr(self, path)
@@ -137,6 +145,9 @@ class Envoy:
         child = self._children.get(name)
         if child is not None:
             return child
+        location = self._standard.get(name)
+        if location is not None:
+            return current_run().read(location)
         module = self._module
         if name in module._modules and module._modules[name] is not None:
             child = self._tree.envoy(f"{self._path}.{name}" if self._path else name)
@@ -164,15 +175,33 @@ class Envoy:
         try:
             return getattr(module, name)
         except AttributeError:
-            raise self._tree.unknown(name, self._path) from None
+            pass
+        location = self._standard_location(name)
+        if location is not None:
+            return current_run().read(location)
+        if not self._path and name in self._tree.standard.modules:
+            child = self._children[name] = self._tree.envoy(name)
+            return child
+        raise self._tree.unknown(name, self._path)
+
+    def _standard_location(self, name: str) -> Location | None:
+        location = self._standard.get(name)
+        if location is None and name in self._tree.standard.value_names and not hasattr(self._module, name):
+            location = self._tree.standard.location(self._path, name)
+            if location is not None:
+                self._standard[name] = location
+        return location
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Assign an input, output or value of the request; nothing else of a model can be assigned."""
+        """Assign an input, output, standard value or value of the request; nothing else of a model can be assigned."""
         if name in SIDES:
             object.__setattr__(self, name, value)
             return
-        location = self._tree.values.get(name) if not self._path else None
+        location = self._standard_location(name) if self._path else self._tree.values.get(name)
         if location is None:
+            refusal = self._tree.standard.refusal(self._path, name)
+            if refusal is not None and name not in self._tree.standard.modules and not hasattr(self._module, name):
+                raise UnknownLocationError(refusal)
             raise UnknownLocationError(
                 f"{self._path or 'the model'}.{name} cannot be assigned; a block assigns "
                 f"{', '.join([*SIDES, *self._tree.values])}, and changes anything else in place"
@@ -221,13 +250,16 @@ class Envoy:
             yield self[position]
 
     def __repr__(self) -> str:
-        """Print the module that the envoy stands for."""
+        """Print the module that the envoy stands for, and the standard names that it has."""
         shown = self._tree.aliases.get(self._path, {}) if self._path else _by_alias(self._tree.renames)
-        return with_alias_lines(repr(self._module), shown)
+        printed = with_alias_lines(repr(self._module), shown)
+        summary = self._tree.standard.summary(self._path)
+        return f"{printed}\n{summary}" if summary else printed
 
     def __dir__(self) -> list[str]:
         """List children and attributes for completion."""
         names = {*object.__dir__(self), *self._tree.children(self._path), *dir(self._module)}
+        names.update(self._tree.standard.names_at(self._path))
         return sorted(names | (set() if self._path else {*self._tree.values, *self._tree.helpers}))
 
     def __reduce__(self) -> Any:
@@ -254,3 +286,8 @@ def path_of(envoy: Envoy) -> str:
 def module_of(envoy: Envoy) -> nn.Module:
     """Return the module that an envoy stands for."""
     return envoy._module
+
+
+def is_standard_module(envoy: Envoy, name: str) -> bool:
+    """Tell whether a name is a standard one that leads from an envoy to another."""
+    return not envoy._path and name in envoy._tree.standard.modules and not hasattr(envoy._module, name)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from nnsight._envoy.aliases import aliases_below
+from nnsight._envoy.standard import StandardNames
 from nnsight._interleave.location import Location
 from nnsight.errors import UnknownLocationError, UnsupportedFeatureError
 
@@ -39,6 +40,7 @@ class ModelTree:
         sharded: Sides of modules that hold only a share of their value here, by path; they are refused.
         renames: Extra names of modules: the alias of each path.
         aliases: The same, by the path of the module that each is below.
+        standard: The standard names of the model.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class ModelTree:
         self.call = call
         self.keeps_state = keeps_state
         self.sharded = dict(sharded or {})
+        self.standard = StandardNames(self)
         self._modules: dict[str, nn.Module] = dict(root.named_modules(remove_duplicate=False))
         paths: dict[int, int] = {}
         for module in self._modules.values():
@@ -102,10 +105,12 @@ class ModelTree:
         Raises:
             UnknownLocationError: There is none; the message names the nearest paths.
         """
-        try:
-            return self._modules[path]
-        except KeyError:
-            raise self.unknown(path) from None
+        module = self._modules.get(path)
+        if module is None and path in self.standard.read_as_values:
+            module = self._modules.get(self.standard.modules[path])
+        if module is None:
+            raise self.unknown(path)
+        return module
 
     def children(self, path: str) -> dict[str, str]:
         """Return the paths of a module's children by name, those of aliases too."""
@@ -141,6 +146,7 @@ class ModelTree:
             view = copy.copy(self)
             view.renames, view.aliases, view._views = dict(renames), {}, {}
             view._envoys = {"": Envoy(view, "", self.root)}
+            view.standard = StandardNames(view)
             aliases_below(view, view.renames, frozenset())
             if len(self._views) >= _MOST_VIEWS:
                 self._views.clear()
@@ -168,10 +174,11 @@ class ModelTree:
         return sorted(other for other in others if other != own and (not own or other.startswith(f"{own}.")))
 
     def check(self, path: str, side: str) -> None:
-        """Refuse a side of a module, or its ops (`"source"`), that cannot be served whole and by its own call.
+        """Refuse what cannot be served whole and by a module's own call: a side, `"skip"`, or its ops (`"source"`).
 
         Raises:
-            UnsupportedFeatureError: The value is split over ranks, or belongs to calls that cannot be told apart.
+            UnsupportedFeatureError: The value is split over ranks, belongs to calls that cannot be told apart, or is
+                never computed.
         """
         if self.sharded and self._is_sharded(path, side):
             raise UnsupportedFeatureError(
@@ -184,15 +191,31 @@ class ModelTree:
                 f"{' and '.join(self.ambiguous[path])} are one module, called by one parent, so their "
                 "calls cannot be told apart; read what the modules around them are given and return"
             )
+        value = self.standard.read_as_values.get(path)
+        if value is not None and side != "output":
+            raise UnsupportedFeatureError(
+                f"{path}.{side} is never computed: the engine takes the weights of this module and does not call it, "
+                f"so only {path}.output is served, from {value}; read the output of the final norm instead"
+            )
 
     def _is_sharded(self, path: str, side: str) -> bool:
         if side != "source":
-            return side in self.sharded.get(path, ())
+            return ("output" if side == "skip" else side) in self.sharded.get(path, ())
         # Between children that split their work, a forward holds shares.
         return path in self.sharded or any(other.rpartition(".")[0] == path for other in self.sharded)
 
+    def __contains__(self, path: str) -> bool:
+        """Tell whether there is a module at `path`, which may begin with a standard name or hold aliases."""
+        try:
+            return self.real_path(self._real_path(path)) in self._modules
+        except UnknownLocationError:
+            return False
+
+    def _real_path(self, path: str) -> str:
+        return path if path in self._modules else self.standard.real_path(path)
+
     def envoy(self, path: str = "") -> Envoy:
-        """Return the envoy at `path`, always the same one.
+        """Return the envoy at `path`, which may begin with a standard name, always the same one.
 
         Raises:
             UnknownLocationError: There is no such module.
@@ -201,9 +224,11 @@ class ModelTree:
 
         envoy = self._envoys.get(path)
         if envoy is None:
-            path = self.real_path(path)
-            envoy = self._envoys.get(path)
-        if envoy is None:
+            real = self._real_path(path)
+            if real not in self.standard.read_as_values:
+                real = self.real_path(real)
+            if real != path:
+                return self.envoy(real)
             envoy = self._envoys[path] = Envoy(self, path, self.module(path))
         return envoy
 
@@ -217,9 +242,14 @@ class ModelTree:
         """Split a dotted path at the first `source` that is no module; the names after it are None without one."""
         parts = path.split(".")
         for index, part in enumerate(parts):
-            if part == "source" and ".".join(parts[: index + 1]) not in self._modules:
+            if part == "source" and ".".join(parts[: index + 1]) not in self:
                 return ".".join(parts[:index]), parts[index + 1 :]
         return path, None
+
+    @property
+    def location_names(self) -> frozenset[str]:
+        """The names of the request's own values, and of the layers' standard values."""
+        return frozenset(self.values) | self.standard.value_names
 
     def paths(self) -> list[str]:
         """Return the path of every module, the root's `""` first."""
@@ -234,6 +264,10 @@ class ModelTree:
         if not nearest:
             leaf = full.rpartition(".")[2]
             nearest = [name for name in candidates if name.rpartition(".")[2] == leaf][:3]
+        refusal = self.standard.refusal(*full.rpartition(".")[::2])
+        if refusal is not None:
+            hint = "; nearest: " + ", ".join(nearest) if nearest and self.standard.family is None else ""
+            return UnknownLocationError(refusal + hint)
         if nearest:
             hint = "nearest: " + ", ".join(nearest)
         else:

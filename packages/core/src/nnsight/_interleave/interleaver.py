@@ -73,6 +73,7 @@ class Interleaver:
             run.tree = self._tree
             run.num_armed = 0
             self._record(run)
+            run.call_under_way = self.call_under_way
             run.begin_step(steps[run], scope)
             self.enlist(run)
 
@@ -156,6 +157,10 @@ class Interleaver:
         if site is None:
             site = self._sites[id(module)] = Site(module, self, path)
         return site
+
+    def call_under_way(self, path: str) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Return the arguments of a module's call that is under way, where blocks wait for something in it."""
+        return self.site(path).call
 
     def scope_of(self, run: BlockRun) -> Scope:
         """Return the part of the batch that a block's request owns in this step."""

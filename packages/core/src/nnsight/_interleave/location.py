@@ -3,8 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nnsight.families import StandardValue
 
 SIDES = ("input", "inputs", "output")
+
+
+@dataclass(frozen=True, eq=False)
+class Standard:
+    """What makes a location a standard value.
+
+    Attributes:
+        layer: Path of the layer.
+        name: How a block spells the value, such as `model.layers.3.resid_post`.
+        value: How it is computed and written.
+        place: The location that it is computed from.
+    """
+
+    layer: str
+    name: str
+    value: StandardValue
+    place: Location
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,6 +40,7 @@ class Location:
             to put a value in its place), or `"value"`.
         ops: The op in the module's forward, then the op in the function which that one calls, and so on.
         repeats: Whether it may be reached several times in one call of the module, so that each read waits anew.
+        standard: What it is at the side of the module, where it is a standard value.
         name: How a block spells it, without the name of the model.
     """
 
@@ -26,6 +48,7 @@ class Location:
     side: str
     ops: tuple[str, ...] = ()
     repeats: bool = False
+    standard: Standard | None = field(default=None, kw_only=True, repr=False)
     name: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -33,8 +56,16 @@ class Location:
         parts = [self.path, *(part for op in self.ops for part in ("source", op))]
         if self.side != "value":
             parts.append(self.side)
-        object.__setattr__(self, "name", ".".join(part for part in parts if part))
+        name = ".".join(part for part in parts if part)
+        if self.standard is not None:
+            name = self.standard.name
+        object.__setattr__(self, "name", name)
 
     def __str__(self) -> str:
         """Spell the location as a block does, without the name of the model."""
         return self.name
+
+    @property
+    def place(self) -> Location:
+        """The location that is waited for; several standard values may be computed from one."""
+        return self if self.standard is None else self.standard.place

@@ -148,11 +148,12 @@ class Site(Passage):
     Attributes:
         armed: Whether the forward is replaced.
         depth: How many calls of the module are under way.
+        call: The arguments of the innermost of them.
         external: Whether whoever calls the module does it through `around`.
         records: Requests for which its calls are recorded, by which of its paths, and in what.
     """
 
-    __slots__ = ("_known", "_module", "_prior", "armed", "depth", "external", "nnsight_original", "records")
+    __slots__ = ("_known", "_module", "_prior", "armed", "call", "depth", "external", "nnsight_original", "records")
 
     def __init__(self, module: nn.Module, hub: Interleaver, path: str) -> None:
         """Prepare a site; nothing is replaced before `arm`."""
@@ -163,6 +164,7 @@ class Site(Passage):
         self.nnsight_original: Callable[..., object] = forward_of(module)
         self.armed = False
         self.depth = 0
+        self.call: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self.external = False
         self.records: list[tuple[BlockRun, str, Recording]] = []
 
@@ -184,6 +186,7 @@ class Site(Passage):
                 self._module.__dict__["forward"] = self._prior
             self._prior = None
         self.depth = 0
+        self.call = None
         self.looked_into = False
         self.records.clear()
         self.clear()
@@ -201,6 +204,14 @@ class Site(Passage):
             return self.through(original, args, kwargs)
         finally:
             self.depth -= 1
+
+    def run(self, original: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        """Run the module's forward, and remember what it is given while it runs."""
+        outer, self.call = self.call, (args, kwargs)
+        try:
+            return super().run(original, args, kwargs)
+        finally:
+            self.call = outer
 
     def _output(self, original: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         if self.records:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from nnsight._interleave.location import Location
 
 
-def read_only(location: Location) -> ReadOnlyError:
+def read_only(location: Location | str) -> ReadOnlyError:
     """Describe a change by a program that promised none."""
     return ReadOnlyError(
         f"the program changed {location}, but it was sent as read-only because its source shows no write there; "

@@ -26,6 +26,7 @@ from nnsight.errors import OutOfOrderError, OutsideTraceError
 if TYPE_CHECKING:
     from nnsight._interleave.recording import Recording
     from nnsight._interleave.scope import Scope
+    from nnsight._interleave.visit import CallUnderWay
 
 UNSEEN: Final = object()
 RESULT: Final = Location("tracer.result", "value")
@@ -63,6 +64,7 @@ class BlockRun:
         error: What the block raised.
         stopped: Whether the block ended itself with `tracer.stop()`.
         receipt: What was served and changed.
+        call_under_way: Gives the arguments of a module's call that is under way, by path.
         saves: Where the block's saves are marked.
         named: What the block saved, by variable; complete when it is over.
         looks_into: Tells for the last name of a module's path whether the program may ask for ops of it, or None.
@@ -98,6 +100,7 @@ class BlockRun:
         self.error: BaseException | None = None
         self.receipt = Receipt()
         self.scope: Scope | None = None
+        self.call_under_way: CallUnderWay = no_call
         self.result: object = MISSING
         self.ended = False
         self.saves: Any = None
@@ -141,23 +144,11 @@ class BlockRun:
 
         A location that may be reached several times in one call of its module is waited for anew by each read.
         """
-        visit = self._visit
-        if visit is None or visit.location is not location or (location.repeats and self._was_read):
-            self._asked = asking_statement(1)
-            self._wanted, self._writes_only = None, False
-            visit = self._park_at(location)
-        self._was_read = True
-        return visit.value
+        return self._visit_of(location).see(location)
 
     def read_item(self, location: Location, index: int) -> object:
         """Return `read(location)[index]`; where the value is a tuple, its other items are not copied yet."""
-        visit = self._visit
-        if visit is None or visit.location is not location or (location.repeats and self._was_read):
-            self._asked = asking_statement(1)
-            self._wanted, self._writes_only = index, False
-            visit = self._park_at(location)
-        self._was_read = True
-        return visit.item(index)
+        return self._visit_of(location, wanted=index).item(index)
 
     def write(self, location: Location, value: object) -> None:
         """Replace the value of `location`, waiting for it first where it has not been reached.
@@ -166,14 +157,10 @@ class BlockRun:
             MismatchedValueError: The value does not fit.
             OutOfOrderError: The model has passed the location.
         """
-        visit = self._visit
-        if visit is None or visit.location is not location:
-            self._asked = asking_statement(1)
-            self._wanted, self._writes_only = None, True
-            visit = self._park_at(location)
+        visit = self._visit_of(location, writes=True)
         if self._read_only:
             raise read_only(location)
-        visit.assign(value)
+        visit.assign(location, value)
 
     def skip(self, location: Location, value: object) -> None:
         """Put `value` in the place of the call at `location`, which has not begun.
@@ -206,10 +193,22 @@ class BlockRun:
             self._park(RESULT)
         return self.result
 
-    def _park_at(self, location: Location) -> Visit:
-        self._park(location)
+    def _visit_of(self, location: Location, *, wanted: int | None = None, writes: bool = False) -> Visit:
+        """Return the visit under way where the location is, which several may share, or wait for one."""
         visit = self._visit
-        assert visit is not None
+        again = location.repeats and self._was_read and not writes
+        if visit is None or visit.location.place is not location.place or again:
+            self._asked = asking_statement(2)
+            self._wanted, self._writes_only = wanted, writes
+            self._park(location)
+            visit = self._visit
+            assert visit is not None
+        elif location not in visit.locations:
+            visit.locations = (*visit.locations, location)
+            visits = self.receipt.visits
+            visits[location.name] = visits.get(location.name, 0) + 1
+        if not writes:
+            self._was_read = True
         return visit
 
     def _park(self, wait: Location | StepWait) -> None:
@@ -252,7 +251,7 @@ class BlockRun:
         visits[where] = visits.get(where, 0) + 1
         self._last = location
         self._was_read = False
-        visit = self._visit = Visit(location, live, scope, self._asked)
+        visit = self._visit = Visit(location, live, scope, self._asked, self.call_under_way)
         self._switch(hand_out=not self._writes_only)
         if not self._read_only:
             self._late.look()
@@ -267,7 +266,8 @@ class BlockRun:
         self._watch(visit)
         if changed:
             edits = self.receipt.edits
-            edits[where] = edits.get(where, 0) + 1
+            for name in visit.edited:
+                edits[name] = edits.get(name, 0) + 1
         return landed
 
     def serve_skip(self, live: object, scope: Scope) -> object:
@@ -291,8 +291,8 @@ class BlockRun:
             if live is UNSEEN:
                 landed = map_tensors(value, lambda tensor: tensor.clone())
             else:
-                visit = Visit(location, live, scope, self._asked)
-                visit.assign(value)
+                visit = Visit(location, live, scope, self._asked, self.call_under_way)
+                visit.assign(location, value)
                 landed, _ = visit.land(read_only=False)
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to this request alone
             self.fail(error)
@@ -412,6 +412,10 @@ class BlockRun:
 
     def _out_of_order(self, wait: Location) -> OutOfOrderError:
         return out_of_order(wait, self._last, self.step, over=self.ended)
+
+
+def no_call(path: str) -> None:
+    """Know of no call that is under way."""
 
 
 def current_run() -> BlockRun:

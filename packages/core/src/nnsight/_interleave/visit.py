@@ -6,16 +6,20 @@ import sys
 from itertools import islice
 from pathlib import PurePath
 from types import CodeType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
 
 from nnsight._interleave import refusals
 from nnsight._interleave.landing import Landing, is_fixed
-from nnsight._interleave.structure import map_tensors
-from nnsight.errors import MismatchedValueError, NNsightError
+from nnsight._interleave.structure import describe, map_tensors
+from nnsight._interleave.sums import Sum, outside_inference, replaced, select
+from nnsight.errors import MismatchedValueError, NNsightError, UnsupportedFeatureError
+from nnsight.families import LayerArgument
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from nnsight._interleave.landing import Handed
     from nnsight._interleave.late import LateEdits
     from nnsight._interleave.location import Location
@@ -24,6 +28,9 @@ if TYPE_CHECKING:
 MISSING: Final = object()
 # There is no value: a module that is called without arguments has no input.
 NOTHING: Final = object()
+
+# Arguments of a module's call that is under way, positional and by keyword; None where there is none.
+CallUnderWay: TypeAlias = "Callable[[str], tuple[tuple[Any, ...], dict[str, Any]] | None]"
 
 _ENVOYS: Final = str(PurePath(__file__).parent.parent / "_envoy")
 
@@ -50,12 +57,37 @@ class Visit:
 
     Attributes:
         location: Where.
+        locations: All that the block asked for here: standard values and `.output` may be found at one place.
+        edited: Names of what the block changed, complete when it has landed.
         own: The block's own copy; `MISSING` before it is handed out.
     """
 
-    __slots__ = ("_asked", "_handed", "_items", "_live", "_replacement", "_scope", "location", "own")
+    __slots__ = (
+        "_asked",
+        "_assigned",
+        "_call_under_way",
+        "_handed",
+        "_items",
+        "_live",
+        "_replacement",
+        "_scope",
+        "_stale",
+        "_stream",
+        "_sums",
+        "edited",
+        "location",
+        "locations",
+        "own",
+    )
 
-    def __init__(self, location: Location, live: object, scope: Scope, asked: tuple[CodeType, int] | None) -> None:
+    def __init__(
+        self,
+        location: Location,
+        live: object,
+        scope: Scope,
+        asked: tuple[CodeType, int] | None,
+        call_under_way: CallUnderWay,
+    ) -> None:
         """Prepare a visit.
 
         Args:
@@ -63,15 +95,24 @@ class Visit:
             live: The model's own value, or `NOTHING`.
             scope: The part of it that belongs to the request.
             asked: The statement of the block that asked for it.
+            call_under_way: Gives the arguments of a module's call that is under way, by path.
         """
         self.location = location
         self.own: object = MISSING
         self._live: Any = live
         self._scope = scope
         self._asked = asked
+        self._call_under_way = call_under_way
         self._items: dict[int, object] | None = None
         self._replacement: object = MISSING
+        self._assigned = False
         self._handed: list[Handed] = []
+        self._sums: dict[Location, Sum] = {}
+        # Sums that were handed out and whose terms changed since.
+        self._stale: tuple[Sum, ...] = ()
+        self._stream: object = MISSING
+        self.locations: tuple[Location, ...] = (location,)
+        self.edited: tuple[str, ...] = ()
 
     @property
     def value(self) -> object:
@@ -84,6 +125,7 @@ class Visit:
 
     def item(self, index: int) -> Any:
         """Return `value[index]`."""
+        self._fold_changes()
         if self._replacement is MISSING and self.own is MISSING:
             self.hand_out(index)
             if self.own is MISSING:
@@ -122,18 +164,55 @@ class Visit:
                 items[index] = map_tensors(live[index], self._copy)
         self.own = tuple([items[index] for index in range(count)])
 
-    def assign(self, value: object) -> None:
+    def see(self, location: Location) -> object:
+        """Return what the block sees at a location of this place.
+
+        Raises:
+            UnsupportedFeatureError: A standard value cannot be found here, or was changed under two names at once.
+        """
+        self._fold_changes()
+        standard = location.standard
+        if standard is None:
+            return self.value
+        target, addend = self._terms(location)
+        if addend is None:
+            return target
+        known = self._sums.get(location)
+        if known is None or not known.is_sum_of((target, addend)):
+            if known is not None:
+                self._stale = (*self._stale, known)
+            tensor = outside_inference(lambda: target + addend)
+            known = self._sums[location] = Sum.of(location, tensor, (target, addend), handed=True)
+        return known.tensor
+
+    def assign(self, location: Location, value: object) -> None:
         """Let a value take the place of the model's.
 
         Raises:
             MismatchedValueError: The value does not fit.
             SharedValueError: It would change what every request uses.
+            UnsupportedFeatureError: A standard value cannot be found here, or was changed under two names at once.
         """
         if self._live is NOTHING:
             raise MismatchedValueError(
-                f"{self.location} was assigned, but the module is called without arguments here, so there is nothing "
+                f"{location} was assigned, but the module is called without arguments here, so there is nothing "
                 "to replace; change the output of the module, or the input of one that is given a value"
             )
+        if location.standard is not None:
+            self._assign_standard(location, value)
+        else:
+            self._check(value, location)
+            self._sums.clear()
+            self._stale = ()
+            self._replacement = value
+        self._assigned = True
+        self._note_edit(location)
+
+    def _note_edit(self, location: Location) -> None:
+        if location.name not in self.edited:
+            self.edited = (*self.edited, location.name)
+
+    def _check(self, value: object, location: Location) -> None:
         scope = self._scope
 
         def check(live: torch.Tensor, own: torch.Tensor, where: str) -> torch.Tensor:
@@ -143,11 +222,12 @@ class Visit:
         checking = Landing(
             self._handed, check, scope.fill, before_change=_allow, everything=scope.lands_unchanged, dry=True
         )
-        checking.land(self._live, value, self.location.name)
-        self._replacement = value
+        checking.land(self._live, value, location.name)
 
     def is_untouched(self) -> bool:
         """Tell at a glance that the block changed nothing; False where it takes a closer look."""
+        if self._sums and any([total.is_changed() for total in (*self._sums.values(), *self._stale)]):
+            return False
         if self._replacement is not MISSING:
             return False
         if self.own is MISSING:
@@ -175,13 +255,13 @@ class Visit:
         Raises:
             NNsightError: It does not fit, is shared with other requests, or the program promised to change nothing.
         """
-        assigned = self._replacement is not MISSING
+        self._fold_changes()
 
         def refuse() -> None:
             if read_only:
-                raise refusals.read_only(self.location)
+                raise refusals.read_only(next(iter(self.edited), self.location.name))
 
-        everything = assigned and self._scope.lands_unchanged
+        everything = self._assigned and self._scope.lands_unchanged
         landing = Landing(self._handed, self._scope.put, self._scope.fill, before_change=refuse, everything=everything)
         try:
             landed = landing.land(self._live, self._left(), self.location.name)
@@ -190,16 +270,95 @@ class Visit:
         except Exception as error:
             error.add_note(f"raised while a change of {self.location} landed{self._where_asked()}")
             raise
-        return landed, landing.changed or assigned
+        if landing.changed and not self.edited:
+            self._note_edit(self.location)
+        return landed, landing.changed or self._assigned
 
     def watch(self, late: LateEdits) -> None:
         """Have what was handed out watched for edits that come too late."""
         where = self.location.name
         for own, _, _ in self._handed:
             late.watch_tensor(own, where)
+        for total in (*self._sums.values(), *self._stale):
+            if total.handed:
+                late.watch_tensor(total.tensor, total.location.name)
         for shown in (self.own,) if self._items is None else self._items.values():
             if shown is not MISSING and not is_fixed(shown):
                 late.watch_containers(shown, where)
+
+    # Standard values ----------------------------------------------------------------------------------------------
+
+    def _terms(self, location: Location) -> tuple[Any, Any]:
+        """Return the tensor that a standard value is found in, and what is added to it or None."""
+        standard = location.standard
+        assert standard is not None
+        target = select(self.value, standard.value.part, location.name)
+        if not isinstance(target, torch.Tensor | int | float):
+            raise UnsupportedFeatureError(
+                f"{location} is to be found at {standard.place}, where there is {describe(target)} instead of a "
+                "tensor: the family does not fit this model; read the outputs and inputs of its modules instead"
+            )
+        plus = standard.value.plus
+        if plus is None:
+            return target, None
+        if isinstance(plus, LayerArgument):
+            if self._stream is MISSING:
+                self._stream = self._argument_of_layer(standard.layer, plus, location)
+            return target, self._stream
+        return target, select(self.value, plus, location.name)
+
+    def _argument_of_layer(self, layer: str, argument: LayerArgument, location: Location) -> object:
+        call = self._call_under_way(layer)
+        live = None if call is None else select(call, argument, location.name)
+        if not isinstance(live, torch.Tensor):
+            raise UnsupportedFeatureError(
+                f"{location} is what {layer} was given and what {location.place} adds to it, but {layer} is given "
+                f"{describe(live)} as {argument.name} here; read {location.place} and the input of {layer} instead"
+            )
+        return outside_inference(lambda: self._scope.take(live))
+
+    def _fold_changes(self) -> None:
+        """Bring the sums that the block changed into the location's value."""
+        for total in (*self._sums.values(), *self._stale):
+            if not total.is_changed():
+                continue
+            if not total.is_sum_of(self._terms(total.location)):
+                raise UnsupportedFeatureError(
+                    f"{total.location} and another value of {total.location.place} that it is made of were both "
+                    "changed after both were read, so it cannot be told which change comes first; read one of them "
+                    "again after changing the other, and change what that gives"
+                )
+            self._note_edit(total.location)
+            self._fold(total.location, total.tensor)
+
+    def _assign_standard(self, location: Location, new: object) -> None:
+        self._fold_changes()
+        standard = location.standard
+        assert standard is not None
+        _, addend = self._terms(location)
+        if isinstance(new, torch.Tensor):
+            self._scope.check(select(self._live, standard.value.part, location.name), new, location.name)
+        elif not isinstance(new, int | float) or isinstance(new, bool):
+            raise MismatchedValueError(
+                f"{location} is a tensor, but the block assigned {describe(new)}; assign a tensor"
+            )
+        if addend is None:
+            self._check(replaced(self.value, standard.value.part, new), location)
+        self._fold(location, new)
+
+    def _fold(self, location: Location, new: Any) -> None:
+        standard = location.standard
+        assert standard is not None
+        _, addend = self._terms(location)
+        left = new
+        if addend is not None:
+            given = new.to(addend.device) if isinstance(new, torch.Tensor) else new
+            left = outside_inference(lambda: given - addend)
+        self._replacement = replaced(self.value, standard.value.part, left)
+        known = self._sums.pop(location, None)
+        if addend is not None and isinstance(new, torch.Tensor):
+            handed = known is not None and known.handed and known.tensor is new
+            self._sums[location] = Sum.of(location, new, (left, addend), handed=handed)
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         own = self._scope.take(tensor)
@@ -209,7 +368,7 @@ class Visit:
     def _where_asked(self) -> str:
         if self._asked is None:
             return ""
-        how = "assigned it" if self._replacement is not MISSING else "read it"
+        how = "assigned it" if self._assigned else "read it"
         return (
             f". The block {how} at {_spell_statement(*self._asked)} and changed it in place after that. Such a change "
             "lands when the block waits for its next value or ends, so the line that the traceback shows is not the "

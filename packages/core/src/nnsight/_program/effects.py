@@ -16,6 +16,7 @@ from nnsight._envoy import Envoy
 from nnsight._interleave.location import SIDES
 from nnsight._program import harmless
 from nnsight._program.inspected import modules_looked_into
+from nnsight.families import VALUE_NAMES
 
 _CONTAINERS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
 _CONTAINER_CALLS = frozenset({"list", "dict", "set"})
@@ -327,7 +328,7 @@ class _Walker(ast.NodeVisitor):
         root = self._values.get(node.id) if isinstance(node, ast.Name) else None
         if harmless.stands_in(root):
             root = getattr(root, "envoy", None)
-        if not isinstance(root, Envoy) or any(step in SIDES for step in steps):
+        if not isinstance(root, Envoy) or any(step in SIDES or step in VALUE_NAMES for step in steps):
             return False
         return not steps or steps[0] == "get" or _is_module_name(root, steps[0])
 
@@ -336,8 +337,8 @@ class _Walker(ast.NodeVisitor):
 
 
 def _is_module_name(root: Envoy, name: str) -> bool:
-    from nnsight._envoy.envoy import module_of
+    from nnsight._envoy.envoy import is_standard_module, module_of
 
-    if any(name in names for names in root._tree.aliases.values()):
+    if any(name in names for names in root._tree.aliases.values()) or is_standard_module(root, name):
         return True
     return any(path.rpartition(".")[2] == name for path, _ in module_of(root).named_modules(remove_duplicate=False))

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, MethodType
 
 from nnsight._envoy import Envoy, ModelTree, Source, SourceOp
-from nnsight._envoy.envoy import path_of
+from nnsight._envoy.envoy import is_standard_module, path_of
 from nnsight._program.functions import global_names
+from nnsight.families import MODULE_NAMES
 
 ANY = "*"
 
@@ -36,7 +37,7 @@ def modules_looked_into(statements: Sequence[ast.stmt], values: Mapping[str, obj
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "source" in node.value.split("."):
             # What `get` is given, or a part of it.
             before = node.value.split(".")[: node.value.split(".").index("source")]
-            found.add(before[-1] if before and before[-1] else ANY)
+            found.add(_unless_standard(before[-1]) if before and before[-1] else ANY)
     for tree in _trees(values):
         # What is named by an alias is known by its own name where it runs.
         aliases = {(name, real) for names in tree.aliases.values() for name, real in names.items()}
@@ -108,7 +109,7 @@ def _resolve(node: ast.expr, values: Mapping[str, object]) -> Envoy | Source | S
             found: object = getattr(owner, node.attr)
         elif isinstance(owner, SourceOp):
             found = owner.source if node.attr == "source" else None
-        elif isinstance(owner, Envoy) and (node.attr == "source" or node.attr in owner._tree.children(owner._path)):
+        elif isinstance(owner, Envoy) and (node.attr == "source" or _is_child(owner, node.attr)):
             found = getattr(owner, node.attr)
         else:
             return None
@@ -120,6 +121,10 @@ def _resolve(node: ast.expr, values: Mapping[str, object]) -> Envoy | Source | S
     return None
 
 
+def _is_child(owner: Envoy, name: str) -> bool:
+    return name in owner._tree.children(owner._path) or is_standard_module(owner, name)
+
+
 def _last_name(node: ast.expr, values: Mapping[str, object]) -> str:
     known = _resolve(node, values)
     if isinstance(known, Envoy):
@@ -128,7 +133,12 @@ def _last_name(node: ast.expr, values: Mapping[str, object]) -> str:
     while isinstance(node, ast.Attribute) and _follows_source(node.value):
         assert isinstance(node.value, ast.Attribute)
         node = node.value.value
-    return node.attr if isinstance(node, ast.Attribute) else ANY
+    return _unless_standard(node.attr) if isinstance(node, ast.Attribute) else ANY
+
+
+def _unless_standard(name: str) -> str:
+    # What it stands for goes by another name.
+    return ANY if name in MODULE_NAMES else name
 
 
 def _mentions_source(function: FunctionType | MethodType) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nnsight.events import EngineSpec
+from nnsight._torch.families import HF_FAMILIES
+from nnsight.events import EngineSpec, RootModule
+from nnsight.families import ModelFamily, find_family
 from nnsight.hookspecs import hookimpl
 
 
@@ -19,3 +21,9 @@ def register_engines(register: Callable[[EngineSpec], None]) -> None:
     """Register the only engine: the caller's own process."""
     capabilities = frozenset({"read", "edit", "steps", "gradients", "every-location"})
     register(EngineSpec("torch", "in-process", "nnsight._torch.model:NNsight", capabilities))
+
+
+@hookimpl(trylast=True)
+def resolve_standard_names(root: RootModule) -> ModelFamily | None:
+    """Find the standard names in models of Transformers."""
+    return find_family(HF_FAMILIES, root.module)

@@ -126,6 +126,8 @@ class TracedModel(ABC):
     def _observed(self, num_requests: int) -> Iterator[list[Outcome]]:
         """Tell plugins of a run; the outcomes that it has are to be put into the list."""
         hook = plugin_manager().hook
+        # No hook is called while a forward runs, so the standard names are found before it.
+        _ = self._tree.standard.family
         hook.before_run(event=RunStarted(self.backend_name, num_requests))
         began = time.perf_counter()
         outcomes: list[Outcome] = []

@@ -245,7 +245,7 @@ class Tracer:
         self, source: BlockSource, frame: FrameType, prepared: Any, *, given: dict[Any, object], binds: bool = True
     ) -> None:
         program = Program.from_frame(
-            source, frame, given=given, value_names=frozenset(self.model._tree.values), saved=self._book.has
+            source, frame, given=given, value_names=self.model._tree.location_names, saved=self._book.has
         )
         if self._session is not None:
             program = program.keeping(self._kept)

@@ -27,6 +27,7 @@ from nnsight.testing.cache_conformance import CacheConformance
 from nnsight.testing.handover_conformance import HandoverConformance
 from nnsight.testing.session_conformance import SessionConformance
 from nnsight.testing.source_conformance import ProcessSourceConformance, SourceConformance
+from nnsight.testing.standard_conformance import StandardNamesConformance
 
 if TYPE_CHECKING:
     from nnsight.testing.subject import Subject
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
 STEPS = 4
 
 
-class BackendConformance(SourceConformance, HandoverConformance, CacheConformance, SessionConformance):
+class BackendConformance(
+    SourceConformance, StandardNamesConformance, HandoverConformance, CacheConformance, SessionConformance
+):
     """Each test is one promise to the user, named after it."""
 
     # Reading ------------------------------------------------------------------------------------------------------

@@ -63,6 +63,8 @@ class Subject:
         reference: Computes what the network does for a prompt in so many steps, with edits of hidden states by layer.
         tokens: The generated ids of a result.
         tolerance: Largest absolute difference between the backend and its reference.
+        standard_names: Whether a plugin knows where the model has the standard names `layers`, `resid_pre` and
+            `resid_post`; without one, their refusal is what is tested.
     """
 
     model: TracedModel
@@ -78,4 +80,5 @@ class Subject:
     reference: Callable[[tuple[Any, ...], int, Mapping[int, Edit]], Reference]
     tokens: Callable[[Any], list[int]]
     tolerance: float = 1e-4
+    standard_names: bool = True
     details: Mapping[str, Any] = field(default_factory=dict)

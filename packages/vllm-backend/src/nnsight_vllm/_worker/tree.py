@@ -17,7 +17,7 @@ def build_tree(model: WorkerModel) -> ModelTree:
     """Build the tree over the model that a worker holds."""
     root = model.root
     sharded = sharded_sides(root) if model.tensor_parallel_size > 1 else {}
-    return ModelTree(
+    tree = ModelTree(
         root,
         values=VALUES,
         helpers={"tokenizer": lambda: model.tokenizer},
@@ -25,3 +25,6 @@ def build_tree(model: WorkerModel) -> ModelTree:
         keeps_state=keeps_state,
         sharded=sharded,
     )
+    # No hook is called while a forward runs, so the standard names are found before it.
+    _ = tree.standard.family
+    return tree

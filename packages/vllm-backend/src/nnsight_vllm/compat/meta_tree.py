@@ -28,6 +28,15 @@ class _LoneGroup:
     first_rank: int = 0
     last_rank: int = 0
 
+    @property
+    def device_group(self) -> _LoneGroup:
+        """The group as PyTorch has it, which modules with experts ask for its size."""
+        return self
+
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self.world_size
+
 
 def build_meta_tree(repo: str, keywords: Mapping[str, Any]) -> nn.Module:
     """Build a model's module tree on the meta device, whole, as one rank would hold it.
