@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace as replaced
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from nnsight import NNsight
+from nnsight.backends import decode_outcome, decode_program, encode_outcome, encode_program
 from nnsight.testing import BackendConformance, LayerOps, Reference, Subject
 from tests.conformance.decoder import HIDDEN, LAYERS, Decoder
+
+if TYPE_CHECKING:
+    from nnsight.backends import Outcome, Program, Request
 
 
 def stream(output: torch.Tensor) -> torch.Tensor:
@@ -25,8 +31,34 @@ def replace(layer: Any, states: torch.Tensor) -> None:
     layer.output = states
 
 
-@pytest.fixture(scope="module")
-def subject() -> Subject:
+class Travelling(NNsight):
+    """Sends programs and outcomes through bytes, and holds read-only programs to it, as backends with engines do."""
+
+    def _execute(self, requests: Sequence[Request]) -> list[Outcome]:
+        arrived = [
+            replaced(request, program=_Promised(decode_program(encode_program(request.program), self._tree)))
+            for request in requests
+        ]
+        outcomes = super()._execute(arrived)
+        homeward = [
+            encode_outcome(outcome, request.program) for outcome, request in zip(outcomes, requests, strict=True)
+        ]
+        return [decode_outcome(data, self._tree) for data in homeward]
+
+
+class _Promised:
+    def __init__(self, program: Program) -> None:
+        self._program = program
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._program, name)
+
+    def start(self, values: Any, **modes: Any) -> Any:
+        return self._program.start(values, **{**modes, "read_only": self._program.effects.read_only})
+
+
+@pytest.fixture(scope="module", params=[NNsight, Travelling], ids=["in-process", "travelling"])
+def subject(request: pytest.FixtureRequest) -> Subject:
     torch.manual_seed(0)
     network = Decoder()
 
@@ -49,7 +81,7 @@ def subject() -> Subject:
         return Reference(streams, other.generate(prompt[0], steps))
 
     return Subject(
-        model=NNsight(network),
+        model=request.param(network),
         prompts=[(torch.tensor(ids),) for ids in ([1, 2, 3], [4, 5, 6, 7, 8], [9, 10])],
         lengths=[3, 5, 2],
         layers=[f"layers.{index}" for index in range(LAYERS)],
@@ -65,4 +97,4 @@ def subject() -> Subject:
 
 
 class TestTorchConformance(BackendConformance):
-    """In-process, on a small decoder."""
+    """In this process, on a small decoder."""
