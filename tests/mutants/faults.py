@@ -218,6 +218,13 @@ FAULTS = (
         (MODEL, "-k", "shared or tied"),
     ),
     Fault(
+        "ad hoc call taken for a visit",
+        f"{CORE}/_interleave/passage.py",
+        " or self.hub.is_called_by_a_block():\n",
+        ":\n",
+        ("packages/core/tests/interleave/test_visits.py", "-k", "no_visit_of_its_neighbours"),
+    ),
+    Fault(
         "prefix-cache salt missing",
         f"{VLLM}/_client/submission.py",
         'salt=None if read_only else f"nnsight:{key}"',

@@ -90,9 +90,11 @@ def test_each_distribution_is_typed_licensed_and_described(distribution: str) ->
 
 def test_the_root_exports_what_is_public_and_nothing_else() -> None:
     assert sorted(nnsight.__all__) == [
+        "Cache",
         "Envoy",
         "NNsight",
         "NNsightError",
+        "Session",
         "TracedModel",
         "Tracer",
         "__version__",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from dataclasses import replace as with_other
+from collections.abc import Iterator, Sequence
+from dataclasses import replace as replaced
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,12 +12,14 @@ import torch
 
 import nnsight
 from nnsight import NNsight
+from nnsight.backends import decode_outcome, decode_program, encode_outcome, encode_program
 from nnsight.families import ModelFamily, StandardValue, find_family
 from nnsight.plugins import plugin_manager
 from nnsight.testing import BackendConformance, LayerOps, Reference, Subject
 from tests.conformance.decoder import HIDDEN, LAYERS, Decoder
 
 if TYPE_CHECKING:
+    from nnsight.backends import Outcome, Program, Request
     from nnsight.events import RootModule
 
 
@@ -60,8 +62,34 @@ def decoder_plugin() -> Iterator[None]:
     plugin_manager().unregister(plugin)
 
 
-@pytest.fixture(scope="module")
-def subject(decoder_plugin: None) -> Subject:
+class Travelling(NNsight):
+    """Sends programs and outcomes through bytes, and holds read-only programs to it, as backends with engines do."""
+
+    def _execute(self, requests: Sequence[Request]) -> list[Outcome]:
+        arrived = [
+            replaced(request, program=_Promised(decode_program(encode_program(request.program), self._tree)))
+            for request in requests
+        ]
+        outcomes = super()._execute(arrived)
+        homeward = [
+            encode_outcome(outcome, request.program) for outcome, request in zip(outcomes, requests, strict=True)
+        ]
+        return [decode_outcome(data, self._tree) for data in homeward]
+
+
+class _Promised:
+    def __init__(self, program: Program) -> None:
+        self._program = program
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._program, name)
+
+    def start(self, values: Any, **modes: Any) -> Any:
+        return self._program.start(values, **{**modes, "read_only": self._program.effects.read_only})
+
+
+@pytest.fixture(scope="module", params=[NNsight, Travelling], ids=["in-process", "travelling"])
+def subject(request: pytest.FixtureRequest, decoder_plugin: None) -> Subject:
     torch.manual_seed(0)
     network = Decoder()
 
@@ -84,7 +112,7 @@ def subject(decoder_plugin: None) -> Subject:
         return Reference(streams, other.generate(prompt[0], steps))
 
     return Subject(
-        model=NNsight(network),
+        model=request.param(network),
         prompts=[(torch.tensor(ids),) for ids in ([1, 2, 3], [4, 5, 6, 7, 8], [9, 10])],
         lengths=[3, 5, 2],
         layers=[f"layers.{index}" for index in range(LAYERS)],
@@ -100,13 +128,13 @@ def subject(decoder_plugin: None) -> Subject:
 
 
 class TestTorchConformance(BackendConformance):
-    """In-process, on a small decoder."""
+    """In this process, on a small decoder."""
 
 
 def test_a_backend_may_have_no_standard_names(subject: Subject) -> None:
     class OtherDecoder(Decoder):
         """No plugin knows it."""
 
-    other = with_other(subject, model=NNsight(OtherDecoder()), standard_names=False)
+    other = replaced(subject, model=NNsight(OtherDecoder()), standard_names=False)
     BackendConformance().test_the_stream_before_and_after_each_layer_has_a_standard_name(other)
     BackendConformance().test_a_write_under_a_standard_name_has_the_effect_of_the_same_edit(other)

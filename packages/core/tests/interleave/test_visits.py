@@ -175,3 +175,26 @@ class Box:
 def test_steps_counted_from_the_end_or_backwards_are_refused_with_the_reason(selector: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         selected_steps(selector)
+
+
+def test_a_call_that_a_block_makes_itself_is_no_visit_of_its_neighbours() -> None:
+    tree = ModelTree(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+    values = {"first": tree.envoy()[0], "second": tree.envoy()[1]}
+
+    def start(text: str) -> BlockRun:
+        body = "".join(f"    {line}\n" for line in text.split("\n"))
+        program = Program.from_values(BlockSource("<test block>", 1, f"with _:\n{body}", 0, "block"), values)
+        return program.start(values, grad=False, read_only=False)
+
+    waiting = start("found = second.output.save()")
+    calling = start("hidden = first.output\ncalled = second(hidden * 100).save()\nown = second.output.save()")
+    hub = Interleaver(tree)
+    with torch.no_grad():
+        hub.begin_step({waiting: RowScope(0, 2, 3), calling: RowScope(2, 3, 3)}, {waiting: 0, calling: 0})
+        output = tree.root(torch.randn(3, 4))
+        hub.end_step()
+    assert torch.equal(waiting.named["found"], output[:2])
+    assert waiting.error is None
+    assert calling.error is None
+    assert torch.equal(calling.named["own"], output[2:])
+    assert waiting.receipt.visits == {"1.output": 1}

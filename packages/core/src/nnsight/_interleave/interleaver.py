@@ -15,7 +15,7 @@ from torch import nn
 
 from nnsight._interleave.location import Location
 from nnsight._interleave.passage import Passage, Point, Site
-from nnsight._interleave.run import RESULT, BlockRun
+from nnsight._interleave.run import RESULT, BlockRun, executing_run
 from nnsight._interleave.visit import NOTHING
 
 if TYPE_CHECKING:
@@ -165,6 +165,10 @@ class Interleaver:
     def scope_of(self, run: BlockRun) -> Scope:
         """Return the part of the batch that a block's request owns in this step."""
         return self._scopes[run]
+
+    def is_called_by_a_block(self) -> bool:
+        """Tell whether one of the blocks is calling the module itself, which is nobody's visit."""
+        return executing_run() in self._scopes
 
     def keeps_state(self, passage: Passage, called: object) -> bool:
         """Tell whether a call leaves something behind for later steps, judging a function by the module around it."""

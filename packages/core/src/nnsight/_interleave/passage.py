@@ -193,7 +193,7 @@ class Site(Passage):
 
     def forward(self, *args: Any, **kwargs: Any) -> object:
         """Stand in for the module's `forward`."""
-        if get_ident() != self.hub.thread:
+        if get_ident() != self.hub.thread or self.hub.is_called_by_a_block():
             return self.nnsight_original(*args, **kwargs)
         return self.around(self.nnsight_original, args, kwargs)
 

@@ -418,16 +418,21 @@ def no_call(path: str) -> None:
     """Know of no call that is under way."""
 
 
+def executing_run() -> BlockRun | None:
+    """Return the run of the block that is executing, if any is."""
+    turn: Any = getcurrent()
+    return turn.run_state if type(turn) is _BlockGreenlet else None
+
+
 def current_run() -> BlockRun:
     """Return the run of the block that is executing.
 
     Raises:
         OutsideTraceError: No block is executing here.
     """
-    turn: Any = getcurrent()
-    if type(turn) is not _BlockGreenlet:
+    run = executing_run()
+    if run is None:
         raise OutsideTraceError(
             "values of the model exist only inside a block: write `with model.trace(prompt):` and read them there"
         )
-    run: BlockRun = turn.run_state
     return run
