@@ -226,6 +226,11 @@ def test_a_steered_request_leaves_nothing_behind_in_the_prefix_cache(
         engine.model.layers[0].output[0][:] += 5.0
     assert list(engine.generate(prompt, **greedy(3)).outputs[0].token_ids) == list(before)
     assert list(engine.generate(other, **greedy(3)).outputs[0].token_ids) == reference.generate(other, 3).tokens
+    # Of a prompt that nobody has sent before, the steered request is the first to fill blocks.
+    fresh = list(range(110, 200))
+    with engine.trace(fresh, **greedy(3)):
+        engine.model.layers[0].output[0][:] += 5.0
+    assert list(engine.generate(fresh, **greedy(3)).outputs[0].token_ids) == reference.generate(fresh, 3).tokens
 
 
 def test_values_of_many_megabytes_come_home_and_leave_no_file(engine: Any, greedy: Greedy) -> None:
@@ -273,7 +278,10 @@ def test_a_number_fills_the_rows_of_its_request_whoever_shares_the_batch(engine:
             for _ in tracer.iter[:3]:
                 engine.model.layers[0].mlp.output = 0
                 emptied = engine.model.layers[0].mlp.output.save()
+                engine.samples = 88
+            other = tracer.result.save()
     assert list(forced.outputs[0].token_ids) == [77, 77, 77]
+    assert list(other.outputs[0].token_ids) == [88, 88, 88]
     assert float(torch.as_tensor(emptied).abs().max()) == 0.0
 
 
