@@ -29,20 +29,48 @@ print("token", repr(model.tokenizer.decode(logits.argmax(-1))))
 EXPECTED = "shapes (1, 512) 3 (128,) 3"
 
 
-def test_a_block_in_a_script_with_a_main_guard(tmp_path: Path, tiny_qwen3: Path) -> None:
-    script = tmp_path / "script.py"
+def run_script(folder: Path, checkpoint: Path, body: str, **environment: str) -> str:
+    """Run a body in the main function of a script, after a model was built, and return what it printed."""
+    script = folder / "script.py"
     script.write_text(
         "from nnsight.modeling.vllm import VLLM\n\n\ndef main():\n"
-        f"    model = VLLM({str(tiny_qwen3)!r}, dispatch=True, dtype='float32', max_model_len=64)\n"
-        f"{textwrap.indent(BLOCK, '    ')}\n\nif __name__ == '__main__':\n    main()\n"
+        f"    model = VLLM({str(checkpoint)!r}, dispatch=True, dtype='float32', max_model_len=64)\n"
+        f"{textwrap.indent(body, '    ')}\n\nif __name__ == '__main__':\n    main()\n"
     )
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=200, cwd=tmp_path, check=False
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        cwd=folder,
+        check=False,
+        env={**os.environ, **environment},
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert EXPECTED in done.stdout
     # The engine goes with its process, without a call of shutdown.
     assert "leaked" not in done.stderr
+    return done.stdout
+
+
+def test_a_block_in_a_script_with_a_main_guard(tmp_path: Path, tiny_qwen3: Path) -> None:
+    assert EXPECTED in run_script(tmp_path, tiny_qwen3, BLOCK)
+
+
+INVOKES = """
+with model.trace(temperature=0.0, ignore_eos=True) as tracer:
+    for steps in (1, 4):
+        with tracer.invoke("w1 w2 w3", max_tokens=steps):
+            logits = model.logits.save()
+print("posts", model._engine.posts, "invokes", len(logits), "steps", [receipt.steps for receipt in tracer.receipt])
+model.shutdown()
+"""
+
+
+def test_blocks_beside_an_engine_in_the_callers_own_process(tmp_path: Path, tiny_qwen3: Path) -> None:
+    printed = run_script(tmp_path, tiny_qwen3, BLOCK + INVOKES, VLLM_ENABLE_V1_MULTIPROCESSING="0")
+    assert EXPECTED in printed
+    # It takes no step that would tell it of a request's end, so it is asked.
+    assert "posts False invokes 2 steps [1, 1]" in printed
 
 
 def test_a_block_in_the_cells_of_a_notebook(tmp_path: Path, tiny_qwen3: Path) -> None:

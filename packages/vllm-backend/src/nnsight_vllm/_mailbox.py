@@ -9,6 +9,7 @@ only this user can enter; large values stay in shared memory (`_transfer`), and 
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import shutil
 import tempfile
@@ -26,9 +27,17 @@ ADDRESS_VARIABLE: Final = "NNSIGHT_MAILBOX"
 # What a worker posts about itself when it starts.
 ANNOUNCEMENT: Final = "worker"
 
+# The mailboxes that were opened, by the process that did it; a forked process inherits the list.
+_opened: dict[str, int] = {}
+
 _STOP: Final = b""
 # How long a closing worker tries to hand over what it has posted.
 _LINGER_MS: Final = 1000
+
+
+def is_own(address: str) -> bool:
+    """Tell whether this very process opened a mailbox, so that nothing has to be posted to it."""
+    return _opened.get(address) == os.getpid()
 
 
 class Mailbox:
@@ -42,6 +51,7 @@ class Mailbox:
         """
         self._folder = tempfile.mkdtemp(prefix="nnsight-")
         self.address = f"ipc://{self._folder}/mailbox"
+        _opened[self.address] = os.getpid()
         self._dropped = dropped
         self._lock = threading.Lock()
         self._expected: dict[bytes, Future[bytes]] = {}
@@ -98,6 +108,7 @@ class Mailbox:
         for future in expected:
             future.cancel()
         self._context.destroy(linger=0)
+        _opened.pop(self.address, None)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _receive(self) -> None:

@@ -31,7 +31,7 @@ class RunningEngine:
 
     Attributes:
         workers: What each worker said of itself when it started, by rank.
-        posts: Whether all workers reach the mailbox, as they do on one host.
+        posts: Whether all workers reach the mailbox, as they do from processes of their own on this host.
         llm: vLLM's own engine object; None once the engine is shut down.
     """
 
@@ -98,7 +98,8 @@ class RunningEngine:
     def _greet(self) -> list[dict[str, Any]]:
         """Hear from every worker what runs in it."""
         count = public.num_ranks(self.llm)
-        announced = self.mailbox.announcements(count, _ANNOUNCED_S)
+        alone = public.runs_in_this_process(self.llm)
+        announced = [] if alone else self.mailbox.announcements(count, _ANNOUNCED_S)
         self.posts = len(announced) == count
         try:
             replies = [json.loads(reply) for reply in (announced if self.posts else self._ask_workers())]

@@ -125,7 +125,9 @@ def shut_down(llm: Any) -> None:
     thread = getattr(core, "output_queue_thread", None)
     if thread is not None:
         thread.join(timeout=_SHUTDOWN_S)
-    resources = core.resources
+    resources = getattr(core, "resources", None)
+    if resources is None:
+        return  # the engine ran in this process
     if isinstance(core.ctx, zmq.asyncio.Context):
         # vLLM leaves the sockets to the event loop, which may never run again. Their context is a shadow of the one
         # that counts as open.
@@ -168,6 +170,15 @@ def max_model_len(llm: Any) -> int:
 def num_ranks(llm: Any) -> int:
     """Return how many workers an engine has."""
     return int(_config_of(llm).parallel_config.world_size)
+
+
+def runs_in_this_process(llm: Any) -> bool:
+    """Tell whether an engine has no process of its own, as with `VLLM_ENABLE_V1_MULTIPROCESSING=0`.
+
+    Source:
+        vLLM 0.27.1, v1/engine/core_client.py, InprocClient, which is no MPClient
+    """
+    return not hasattr(getattr(llm, "llm_engine", llm).engine_core, "resources")
 
 
 def step_budget(llm: Any) -> tuple[int, bool]:

@@ -6,12 +6,13 @@ import functools
 import os
 from typing import TYPE_CHECKING, Any
 
-from nnsight_vllm._mailbox import ADDRESS_VARIABLE, Postbox
+from nnsight_vllm._mailbox import ADDRESS_VARIABLE, Postbox, is_own
 from nnsight_vllm.compat.runners import adapt_runner
 from nnsight_vllm.compat.switch import options_of
 
 if TYPE_CHECKING:
     from nnsight_vllm._worker.session import WorkerSession
+    from nnsight_vllm.compat.model_access import WorkerModel
 
 
 def wrap_init_device(init_device: Any) -> Any:
@@ -39,12 +40,19 @@ def install_session(worker: Any, vllm_config: Any) -> WorkerSession:
 
     runner = worker.model_runner
     model = WorkerModel(runner, vllm_config, worker.rank)
-    address = os.environ.get(ADDRESS_VARIABLE)
-    postbox = Postbox(address, model.enter_thread) if address else None
-    session = WorkerSession(model, postbox if postbox is not None and postbox.reachable else None)
+    session = WorkerSession(model, _postbox(model))
     adapt_runner(runner, session)
     session.announce()
     worker.nnsight_handshake = session.handshake
     worker.nnsight_collect = session.collect
     worker.nnsight_discard = session.discard
     return session
+
+
+def _postbox(model: WorkerModel) -> Postbox | None:
+    """Return the way to the caller's mailbox; None where the caller is elsewhere, or this very process."""
+    address = os.environ.get(ADDRESS_VARIABLE)
+    if not address or is_own(address):
+        return None
+    postbox = Postbox(address, model.enter_thread)
+    return postbox if postbox.reachable else None
