@@ -87,6 +87,22 @@ def test_saves_ride_on_the_finished_output(streaming: Loop, reference: HFReferen
     streaming.run(main())
 
 
+def test_the_result_reaches_a_helper_that_asks_for_it(streaming: Loop) -> None:
+    model = streaming.model
+
+    def final(tracer: Any) -> Any:
+        return tracer.result
+
+    async def main() -> None:
+        with model.trace(PROMPT, max_tokens=2, **KEYWORDS) as tracer:
+            result = final(tracer).save()  # noqa: F841 - comes home
+        last = await tracer.backend
+        assert last.saves["result"] is last
+        assert await left_in_the_worker(model) == 0
+
+    streaming.run(main())
+
+
 def test_an_invoke_is_given_what_an_earlier_one_bound(streaming: Loop, reference: HFReference) -> None:
     model = streaming.model
     expected = reference.generate(model.tokenizer.encode(PROMPT), 1)
@@ -221,13 +237,16 @@ def test_an_error_is_raised_where_the_stream_is_awaited_and_carries_what_was_sav
 def test_a_stream_that_is_left_early_ends_its_request(streaming: Loop) -> None:
     model = streaming.model
 
+    def text_of(tracer: Any) -> str:
+        return tracer.result.outputs[0].text  # type: ignore[no-any-return]
+
     async def leave(*, wants_result: bool) -> None:
         with model.trace(PROMPT, max_tokens=100, **KEYWORDS) as tracer:
             states = list().save()
             for _ in tracer.iter[:100]:
                 states.append(model.model.layers[0].output[0])
             if wants_result:
-                tracer.result.outputs[0].text.save()
+                text_of(tracer).save()
         stream = tracer.backend.__aiter__()
         async for output in stream:
             assert not output.finished

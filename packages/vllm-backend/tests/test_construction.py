@@ -121,9 +121,9 @@ def test_the_self_test_looks_at_the_names_of_the_runner_in_use(monkeypatch: pyte
     from nnsight_vllm.compat import records
     from nnsight_vllm.compat.relied_on import Name
 
-    monkeypatch.setattr(records, "NAMES", (Name("vllm:NoSuchClass", runner="v2"),))
-    assert records.missing_seams(("v1",)) == []
-    assert len(records.missing_seams(("v2",))) == len(records.missing_seams()) == 1
+    monkeypatch.setattr(records, "NAMES", (Name("vllm:NoSuchClass", runner="V2"),))
+    assert records.missing_seams(("V1",)) == []
+    assert len(records.missing_seams(("V2",))) == len(records.missing_seams()) == 1
 
 
 def test_patches_are_applied_once_and_are_inert_for_other_engines() -> None:

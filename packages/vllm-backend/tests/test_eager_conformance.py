@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from engine_runners import TOLERANCE
+from engine_runners import TOLERANCE, EngineRunner
 from nnsight.testing import LayerOps, ProcessConformance, Reference, Subject
 
 if TYPE_CHECKING:
@@ -26,15 +26,29 @@ def replace(layer: Any, states: torch.Tensor) -> None:
     layer.output = (states, torch.zeros_like(states))
 
 
-def multiplication(engine: Any) -> str:
-    """Return the op that multiplies in vLLM's unquantised linear layers, which has another name from 0.29 on."""
+# Ops whose values every rank holds whole.
+WHOLE_OPS = LayerOps(
+    child="mlp",
+    inner="mlp.down_proj",
+    call="self_mlp_0",
+    nested=("", "self_input_layernorm_1", "ir_ops_fused_add_rms_norm_maybe_inplace_0"),
+)
+
+
+def split_ops(engine: Any) -> LayerOps:
+    """Return ops whose values are split over the ranks where there are several."""
     apply = engine.model.layers[0].self_attn.qkv_proj.source.self_quant_method_apply_0.source
     (name,) = {"dispatch_unquantized_gemm_1", "self__gemm_impl_0"} & set(dir(apply))
-    return name
+    return LayerOps(
+        child="mlp",
+        inner="mlp.act_fn",
+        call="self_mlp_0",
+        nested=("self_attn.qkv_proj", "self_quant_method_apply_0", name),
+    )
 
 
 @pytest.fixture(scope="module")
-def subject(engine: Any, reference: HFReference) -> Subject:
+def subject(engine: Any, runner: EngineRunner, reference: HFReference) -> Subject:
     def run(prompt: tuple[Any, ...], steps: int, edits: Any) -> Reference:
         ids = engine.tokenizer.encode(prompt[0])
         found = reference.generate(ids, steps, edits)
@@ -50,12 +64,7 @@ def subject(engine: Any, reference: HFReference) -> Subject:
         stream=sum,
         add=add,
         replace=replace,
-        ops=LayerOps(
-            child="mlp",
-            inner="mlp.act_fn",
-            call="self_mlp_0",
-            nested=("self_attn.qkv_proj", "self_quant_method_apply_0", multiplication(engine)),
-        ),
+        ops=split_ops(engine) if runner.ranks == 1 else WHOLE_OPS,
         reference=run,
         tokens=lambda result: list(result.outputs[0].token_ids),
         tolerance=TOLERANCE,

@@ -57,6 +57,12 @@ def test_a_block_in_a_script_with_a_main_guard(tmp_path: Path, tiny_qwen3: Path)
 
 
 INVOKES = """
+def final(tracer):
+    return tracer.result
+
+with model.trace("w1 w2 w3", temperature=0.0, max_tokens=2, ignore_eos=True) as tracer:
+    ids = len(final(tracer).outputs[0].token_ids).save()
+print("ids", ids)
 with model.trace(temperature=0.0, ignore_eos=True) as tracer:
     for steps in (1, 4):
         with tracer.invoke("w1 w2 w3", max_tokens=steps):
@@ -69,6 +75,7 @@ model.shutdown()
 def test_blocks_beside_an_engine_in_the_callers_own_process(tmp_path: Path, tiny_qwen3: Path) -> None:
     printed = run_script(tmp_path, tiny_qwen3, BLOCK + INVOKES, VLLM_ENABLE_V1_MULTIPROCESSING="0")
     assert EXPECTED in printed
+    assert "ids 2" in printed
     # It takes no step that would tell it of a request's end, so it is asked.
     assert "posts False invokes 2 steps [1, 1]" in printed
 

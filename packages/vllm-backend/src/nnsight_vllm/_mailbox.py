@@ -26,6 +26,8 @@ import zmq
 ADDRESS_VARIABLE: Final = "NNSIGHT_MAILBOX"
 # What a worker posts about itself when it starts.
 ANNOUNCEMENT: Final = "worker"
+# The outcome of a block that waits for the finished output of its request, which only the caller has.
+WAITS_FOR_RESULT: Final = b""
 
 # The mailboxes that were opened, by the process that did it; a forked process inherits the list.
 _opened: dict[str, int] = {}

@@ -441,6 +441,17 @@ class BackendConformance(
         assert whole.shape == (1, subject.hidden_size)
         assert set(raised.value.saves) == {"before", "whole"}
 
+    def test_the_result_reaches_a_helper_that_asks_for_it(self, subject: Subject) -> None:
+        model = subject.model
+
+        def final(tracer: Any) -> Any:
+            return tracer.result
+
+        with model.trace(*subject.prompts[0], **subject.keywords(2)) as tracer:
+            of_helper = final(tracer).save()
+            own = tracer.result.save()
+        assert of_helper is own is tracer.result
+
     # Errors -------------------------------------------------------------------------------------------------------
 
     def test_an_unknown_location_offers_the_nearest_names(self, subject: Subject) -> None:

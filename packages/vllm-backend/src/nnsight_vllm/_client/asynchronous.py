@@ -6,23 +6,19 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from concurrent.futures import Future
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from nnsight._trace.messages import block_codecs
-from nnsight._wire import encode
 from nnsight.errors import EngineError
-from nnsight_vllm._client.engine import RunningEngine
+from nnsight_vllm._client.engine import PATIENCE_S, RunningEngine, read_answers, write_question
 from nnsight_vllm._client.outcomes import read_outcome
 from nnsight_vllm._client.submission import Submission
+from nnsight_vllm._mailbox import WAITS_FOR_RESULT
 from nnsight_vllm.compat import public
 
 if TYPE_CHECKING:
     from nnsight._trace import Outcome, Request
-
-# An outcome that has not been posted after this is asked for, which also tells whether the engine still lives.
-_PATIENCE_S: Final = 10.0
 
 
 class AsyncEngine(RunningEngine):
@@ -59,7 +55,7 @@ class AsyncEngine(RunningEngine):
         A stream that is closed early ends its request, and nothing of it is left in the engine.
         """
         submission = Submission.of(request)
-        posted = self.mailbox.expect(submission.key) if self.posts and not submission.wants_result else None
+        posted = self.mailbox.expect(submission.key) if self.posts else None
         arrived = False
         try:
             running = self.generate(submission.prompt, submission.params, submission.key, **submission.keywords)
@@ -68,35 +64,34 @@ class AsyncEngine(RunningEngine):
                     if not output.finished:
                         yield output, None
                         continue
-                    outcome = await self._bring_home(submission, output, posted)
+                    outcome = await self._bring_home(submission.key, output, posted)
                     arrived = True
                     yield output, outcome
         finally:
             if not arrived:
                 self.mailbox.forget([submission.key])
-                if posted is None and self.llm is not None:
+                if self.llm is not None:
                     await self._discard(submission.key)
 
-    async def _bring_home(self, submission: Submission, result: Any, posted: Future[bytes] | None) -> Outcome:
-        data = None if posted is None else await self._receive(submission, posted)
+    async def _bring_home(self, key: str, result: Any, posted: Future[bytes] | None) -> Outcome:
+        data = None if posted is None else await self._receive(key, posted)
         if data is None:
-            data = await self._collect(submission, result)
+            data = await self._collect(key, None)
+        if data == WAITS_FOR_RESULT:
+            data = await self._collect(key, result)
         return await asyncio.to_thread(read_outcome, data, result)
 
-    async def _receive(self, submission: Submission, posted: Future[bytes]) -> bytes | None:
+    async def _receive(self, key: str, posted: Future[bytes]) -> bytes | None:
         try:
-            found: bytes = await asyncio.wait_for(asyncio.wrap_future(posted), _PATIENCE_S)
+            found: bytes = await asyncio.wait_for(asyncio.wrap_future(posted), PATIENCE_S)
         except TimeoutError:
-            self.mailbox.forget([submission.key])
+            self.mailbox.forget([key])
             return None
         return found
 
-    async def _collect(self, submission: Submission, result: Any) -> bytes | None:
-        wanted = encode(result, codecs=block_codecs(), name="result") if submission.wants_result else None
-        message = msgspec.msgpack.encode([[submission.key, wanted]])
-        replies = await self.llm.collective_rpc("nnsight_collect", args=(message,))
-        (outcome,) = msgspec.msgpack.decode(next(reply for reply in replies if reply))
-        return outcome  # type: ignore[no-any-return]
+    async def _collect(self, key: str, result: Any) -> bytes | None:
+        replies = await self.llm.collective_rpc("nnsight_collect", args=(write_question({key: result}),))
+        return read_answers(replies, [key])[key]
 
     async def _discard(self, key: str) -> None:
         try:

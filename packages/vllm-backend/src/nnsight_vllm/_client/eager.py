@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from nnsight._trace.messages import block_codecs
-from nnsight._wire import encode
 from nnsight.errors import EngineError
-from nnsight_vllm._client.engine import RunningEngine
+from nnsight_vllm._client.engine import PATIENCE_S, RunningEngine, read_answers, write_question
 from nnsight_vllm._client.outcomes import read_outcome
 from nnsight_vllm._client.submission import Submission
+from nnsight_vllm._mailbox import WAITS_FOR_RESULT
 from nnsight_vllm.compat import public
 
 if TYPE_CHECKING:
     from nnsight._trace import Outcome, Request
-
-# An outcome that has not been posted after this is asked for, which also tells whether the engine still lives.
-_PATIENCE_S: Final = 10.0
 
 
 class EagerEngine(RunningEngine):
@@ -52,7 +49,7 @@ class EagerEngine(RunningEngine):
     def execute(self, requests: Sequence[Request]) -> list[Outcome]:
         """Run traced requests to their ends, and bring home what they saved."""
         submissions = [Submission.of(request) for request in requests]
-        posted = {each.key: self.mailbox.expect(each.key) for each in submissions if self._is_posted(each)}
+        posted = {each.key: self.mailbox.expect(each.key) for each in submissions} if self.posts else {}
         with self._lock:
             try:
                 results = self._generate(
@@ -64,10 +61,6 @@ class EagerEngine(RunningEngine):
                 self._discard([each.key for each in submissions])
                 raise
             return self._bring_home(submissions, results, posted)
-
-    def _is_posted(self, submission: Submission) -> bool:
-        """Tell whether a worker posts an outcome by itself, rather than waiting for the result that the block wants."""
-        return self.posts and not submission.wants_result
 
     def _generate(self, prompts: Sequence[Any], params: Sequence[Any], **keywords: Any) -> list[Any]:
         if self.llm is None:
@@ -83,40 +76,26 @@ class EagerEngine(RunningEngine):
             raise
 
     def _bring_home(
-        self, submissions: Sequence[Submission], results: Sequence[Any], posted: dict[str, Future[bytes]]
+        self, submissions: Sequence[Submission], results: Sequence[Any], posted: Mapping[str, Future[bytes]]
     ) -> list[Outcome]:
-        found = self._collect(
-            [(each, result) for each, result in zip(submissions, results, strict=True) if each.key not in posted]
-        )
+        by_key = {each.key: result for each, result in zip(submissions, results, strict=True)}
+        found: dict[str, bytes | None] = {}
         try:
-            for each, result in zip(submissions, results, strict=True):
-                if each.key in posted:
-                    found[each.key] = self._receive(each, result, posted[each.key])
-            return [
-                read_outcome(found.get(each.key), result) for each, result in zip(submissions, results, strict=True)
-            ]
+            for key, future in posted.items():
+                with contextlib.suppress(FutureTimeoutError):
+                    found[key] = future.result(PATIENCE_S)
+            missing = [key for key in by_key if key not in found]
+            self.mailbox.forget(missing)
+            found |= self._collect(dict.fromkeys(missing))
+            found |= self._collect({key: by_key[key] for key, data in found.items() if data == WAITS_FOR_RESULT})
+            return [read_outcome(found[key], result) for key, result in by_key.items()]
         except BaseException:
             self._remove_files()
             raise
 
-    def _receive(self, submission: Submission, result: Any, future: Future[bytes]) -> bytes | None:
-        try:
-            return future.result(_PATIENCE_S)
-        except FutureTimeoutError:
-            self.mailbox.forget([submission.key])
-            return self._collect([(submission, result)])[submission.key]
-
-    def _collect(self, asked: Sequence[tuple[Submission, Any]]) -> dict[str, bytes | None]:
-        """Ask the workers for outcomes, giving them the results that the blocks wait for."""
-        if not asked:
-            return {}
-        message = [
-            [each.key, encode(result, codecs=block_codecs(), name="result") if each.wants_result else None]
-            for each, result in asked
-        ]
-        replies = self._call("nnsight_collect", msgspec.msgpack.encode(message))
-        outcomes = msgspec.msgpack.decode(next(reply for reply in replies if reply))
-        return {each.key: outcome for (each, _), outcome in zip(asked, outcomes, strict=True)}
+    def _collect(self, results: Mapping[str, Any]) -> dict[str, bytes | None]:
+        """Ask the workers for outcomes, giving them the finished outputs that the blocks wait for."""
+        return read_answers(self._call("nnsight_collect", write_question(results)), results) if results else {}
 
     def _discard(self, keys: Sequence[str]) -> None:
         self.mailbox.forget(keys)

@@ -6,10 +6,14 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
+
 import nnsight_vllm
+from nnsight._trace.messages import block_codecs
+from nnsight._wire import encode
 from nnsight.errors import EngineError, InvalidRequestError
 from nnsight.events import PromptFacts
 from nnsight.plugins import plugin_manager
@@ -22,6 +26,8 @@ from nnsight_vllm.compat.records import refuse_missing_seams
 
 # Workers announce themselves before vLLM has loaded the model.
 _ANNOUNCED_S: Final = 10.0
+# An outcome that has not been posted after this is asked for, which also tells whether the engine still lives.
+PATIENCE_S: Final = 10.0
 
 _building = threading.Lock()
 
@@ -119,6 +125,23 @@ class RunningEngine:
                     f"{nnsight_vllm.__version__}; install one version in both"
                 )
         return sorted(replies, key=lambda reply: int(reply["rank"]))
+
+
+def write_question(results: Mapping[str, Any]) -> bytes:
+    """Write what `nnsight_collect` is given: keys of requests, each with the finished output that its block waits for.
+
+    Args:
+        results: By key; None asks for an outcome that may not need the finished output.
+    """
+    codecs = block_codecs()
+    return msgspec.msgpack.encode(
+        [[key, None if each is None else encode(each, codecs=codecs, name="result")] for key, each in results.items()]
+    )
+
+
+def read_answers(replies: Sequence[bytes], keys: Iterable[str]) -> dict[str, bytes | None]:
+    """Read what workers answered: an outcome by key, `WAITS_FOR_RESULT`, or None where nobody knows the request."""
+    return dict(zip(keys, msgspec.msgpack.decode(next(reply for reply in replies if reply)), strict=True))
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from nnsight._program.failures import rebuild_error
 from nnsight._trace import Outcome
 from nnsight._trace.messages import HandedValue, decode_values
 from nnsight.errors import EngineError
+from nnsight_vllm._mailbox import WAITS_FOR_RESULT
 from nnsight_vllm._transfer import read_shared, remove_shared
 
 _PARTS = ("named", "unnamed", "changes")
@@ -37,6 +38,8 @@ def read_outcome(data: bytes | None, result: Any) -> Outcome:
 
 def drop_outcome(data: bytes) -> None:
     """Remove the files of an outcome that nobody will read."""
+    if data == WAITS_FOR_RESULT:
+        return
     parts = msgspec.msgpack.decode(data)
     for place in (*(parts.get(name) for name in _PARTS), *parts.get("exports", {}).values()):
         if isinstance(place, str):

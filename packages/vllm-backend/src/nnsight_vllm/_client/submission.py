@@ -48,8 +48,3 @@ class Submission:
         attach_program(params, key, encode_program(request.program))
         given = {name: value for name, value in prepared.keywords.items() if value is not None}
         return cls(request, key, prompt, params, given)
-
-    @property
-    def wants_result(self) -> bool:
-        """Whether the block asks for the finished output, which must be sent to it."""
-        return self.request.program.effects.uses_result

@@ -17,7 +17,7 @@ from nnsight._program.failures import describe_error
 from nnsight._trace.messages import TRUSTED, block_codecs, decode_program, encode_values, write_handed
 from nnsight._wire import decode
 from nnsight.errors import UnsupportedFeatureError
-from nnsight_vllm._mailbox import ANNOUNCEMENT
+from nnsight_vllm._mailbox import ANNOUNCEMENT, WAITS_FOR_RESULT
 from nnsight_vllm._transfer import LARGE_BYTES, remove_shared, write_shared
 from nnsight_vllm._worker.tree import build_tree
 from nnsight_vllm.compat.records import missing_seams
@@ -46,6 +46,11 @@ class _Traced:
     error: BaseException | None = None
     ended: bool = False
 
+    @property
+    def waits_for_result(self) -> bool:
+        """Whether the block, whose request is over, still waits for its finished output."""
+        return self.run is not None and not self.run.finished
+
 
 class WorkerSession:
     """Listens to the events of a model runner; see `compat.seams.StepListener`."""
@@ -62,7 +67,6 @@ class WorkerSession:
         self._requests: dict[str, _Traced] = {}
         self._finished: dict[str, _Traced] = {}
         self._current: list[tuple[Span, BlockRun]] = []
-        self._num_requests = 0
         self._interleaver: Interleaver | None = None
         self._cached_tree: ModelTree | None = None
         self._files: dict[str, float] = {}
@@ -113,24 +117,22 @@ class WorkerSession:
         if traced is None:
             return
         self._finish(traced)
-        postbox, program = self._postbox, traced.program
-        if postbox is None or (program is not None and program.effects.uses_result):
+        postbox = self._postbox
+        if postbox is None or traced.waits_for_result:
             self._finished[traced.key] = traced
-        elif self._model.rank == 0:
-            settled = self._model.note_progress()
+        if postbox is None or self._model.rank:
+            return
+        settled = self._model.note_progress()
 
-            def make() -> bytes:
-                settled()
-                return self._outcome_or_failure(traced, None)
+        def make() -> bytes:
+            settled()
+            return self._outcome_or_failure(traced, None)
 
-            postbox.post(traced.key, make)
-        elif traced.run is not None:
-            traced.run.close()
+        postbox.post(traced.key, (lambda: WAITS_FOR_RESULT) if traced.waits_for_result else make)
 
     def begin(self, spans: Sequence[Span], num_rows: int, num_requests: int) -> None:
         """Enter the forward of a step."""
         self._current = []
-        self._num_requests = num_requests
         scopes: dict[BlockRun, Any] = {}
         steps: dict[BlockRun, int] = {}
         for span in spans:
@@ -203,12 +205,17 @@ class WorkerSession:
             data: `[[key, result or None], ...]` in msgpack; a result is a message of the wire.
 
         Returns:
-            One outcome per key in msgpack; nothing on ranks other than the first.
+            One outcome per key in msgpack, `WAITS_FOR_RESULT` for a block that cannot end without the result that was
+            not given; nothing on ranks other than the first.
         """
         outcomes = []
         for key, result in msgspec.msgpack.decode(data):
             traced = self._take(key)
-            outcomes.append(self._outcome_or_failure(traced, result) if traced is not None else None)
+            if traced is not None and result is None and traced.waits_for_result:
+                self._finished[key] = traced
+                outcomes.append(WAITS_FOR_RESULT)
+            else:
+                outcomes.append(self._outcome_or_failure(traced, result) if traced is not None else None)
         return msgspec.msgpack.encode(outcomes) if self._model.rank == 0 else b""
 
     def discard(self, data: bytes) -> bytes:
