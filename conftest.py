@@ -26,7 +26,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(_group_of(item)))
     needy = [item for item in items if item.get_closest_marker("gpu") is not None]
     if not needy or os.environ.get("NNSIGHT_REQUIRE_GPU") == "1":
         return
@@ -35,3 +38,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in needy:
             item.add_marker(pytest.mark.skip(reason="needs a GPU; NNSIGHT_REQUIRE_GPU=1 makes this a failure"))
+
+
+def _group_of(item: pytest.Item) -> str:
+    """Return which tests must run in one process when several run at once: those that share an engine, or a file."""
+    parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    runner = parameters.get("runner")
+    return item.path.name if runner is None else f"engine {runner.name}"

@@ -20,6 +20,8 @@ nox.options.sessions = ["lint", "types", "tests", "docs", "wheels"]
 
 # `uv run` tells its children where it is; it need not be on the path.
 UV = os.environ.get("UV", "uv")
+# Tests that share an engine stay in one of them; see the groups in conftest.py.
+IN_TWO_PROCESSES = ("--numprocesses", "2", "--dist", "loadgroup")
 RELEASES = "packages/vllm-backend/releases"
 
 
@@ -44,8 +46,8 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """All tests but those marked `full`; arguments after `--` go to pytest."""
-    run(session, "pytest", "-m", "not full", *session.posargs)
+    """All tests but those marked `full`, in two processes; arguments after `--` go to pytest."""
+    run(session, "pytest", "-m", "not full", *IN_TWO_PROCESSES, *session.posargs)
 
 
 @nox.session
@@ -111,4 +113,4 @@ def full(session: nox.Session) -> None:
     lint(session)
     types(session)
     run(session, "mkdocs", "build", "--strict", "--site-dir", session.create_tmp() + "/site")
-    run(session, "pytest", *session.posargs)
+    run(session, "pytest", *IN_TWO_PROCESSES, *session.posargs)

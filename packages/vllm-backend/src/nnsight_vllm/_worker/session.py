@@ -208,7 +208,7 @@ class WorkerSession:
             One outcome per key in msgpack, `WAITS_FOR_RESULT` for a block that cannot end without the result that was
             not given; nothing on ranks other than the first.
         """
-        outcomes = []
+        outcomes: list[bytes | None] = []
         for key, result in msgspec.msgpack.decode(data):
             traced = self._take(key)
             if traced is not None and result is None and traced.waits_for_result:
