@@ -18,6 +18,7 @@ from nnsight._program.effects import Effects, summarize
 from nnsight._program.inspected import check_ops, looks_into
 from nnsight._program.pending import Pending
 from nnsight._program.saves import SaveBook, block_helpers, save_names
+from nnsight._program.unwinding import above_unwinding
 
 _HELPERS = tuple(block_helpers())
 
@@ -130,7 +131,7 @@ class Program:
 
             run_source(self.source, self.parameters, values, book, keep)
 
-        run = BlockRun(body, grad=grad, inference=inference, read_only=read_only)
+        run = BlockRun(above_unwinding(body), grad=grad, inference=inference, read_only=read_only)
         run.saves = book
         run.looks_into = looks_into(self.effects.looks_into)
         return run
