@@ -11,6 +11,7 @@ from torch import nn
 
 from nnsight._envoy.aliases import with_alias_lines
 from nnsight._envoy.shared import RefusedMethod, changes_module, read_only
+from nnsight._envoy.sides import Sides
 from nnsight._envoy.source import Source
 from nnsight._interleave.location import SIDES, Location
 from nnsight._interleave.run import current_run
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from nnsight._envoy.tree import ModelTree
 
 
-class Envoy:
+class Envoy(Sides):
     """One module: its inputs and outputs inside a block, and its children and weights anywhere.
 
     `envoy.output`, `envoy.input` and `envoy.inputs` wait for the module's next call and return the block's own copy of
@@ -51,33 +52,6 @@ class Envoy:
         set_slot(self, "_standard", {})
         set_slot(self, "_locations", {side: Location(path, side) for side in (*SIDES, "skip")})
         set_slot(self, "_source", None)
-
-    @property
-    def output(self) -> Any:
-        """What the module returns, as the block's own copy."""
-        return current_run().read(self._location("output"))
-
-    @output.setter
-    def output(self, value: object) -> None:
-        current_run().write(self._location("output"), value)
-
-    @property
-    def input(self) -> Any:
-        """The module's first argument, as the block's own copy."""
-        return current_run().read(self._location("input"))
-
-    @input.setter
-    def input(self, value: object) -> None:
-        current_run().write(self._location("input"), value)
-
-    @property
-    def inputs(self) -> Any:
-        """All arguments, as `(positional, keywords)`."""
-        return current_run().read(self._location("inputs"))
-
-    @inputs.setter
-    def inputs(self, value: object) -> None:
-        current_run().write(self._location("inputs"), value)
 
     @property
     def source(self) -> Source:
