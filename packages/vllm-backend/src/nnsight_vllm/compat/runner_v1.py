@@ -49,10 +49,6 @@ class RunnerV1(TracedRunner):
             self.nnsight_offer_samples(output.sampled_token_ids)
         return output
 
-    def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
-        output = super().sample_tokens(*args, **kwargs)  # type: ignore[misc]
-        return self.nnsight_finish(output) if self.nnsight_listener.active else output
-
     def nnsight_host_copy(self, output: Any) -> tuple[Any, Any]:
         return output.async_copy_ready_event, output.sampled_token_ids_cpu
 

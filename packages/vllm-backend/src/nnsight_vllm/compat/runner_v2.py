@@ -47,10 +47,6 @@ class RunnerV2(TracedRunner):
         self.nnsight_offer_samples(output[0].sampled_token_ids)
         return output
 
-    def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
-        output = super().sample_tokens(*args, **kwargs)  # type: ignore[misc]
-        return self.nnsight_finish(output) if self.nnsight_listener.active else output
-
     def nnsight_host_copy(self, output: Any) -> tuple[Any, Any]:
         return output.copy_event, output.sampled_token_ids
 

@@ -34,6 +34,10 @@ class TracedRunner:
     nnsight_rows: dict[str, int]
     nnsight_in_flight: Any
 
+    def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().sample_tokens(*args, **kwargs)  # type: ignore[misc]
+        return self.nnsight_finish(output) if self.nnsight_listener.active else output
+
     def nnsight_meet(self, request: Any) -> None:
         """See a request come into the batch, for the first time or after it was preempted."""
         listener = self.nnsight_listener
@@ -107,7 +111,6 @@ def adapt_runner(runner: Any, listener: StepListener) -> None:
     runner.nnsight_stops = {}
     runner.nnsight_rows = {}
     runner.nnsight_in_flight = None
-    runner.nnsight_scheduled = None
 
 
 def _mixin_for(runner: Any) -> type[TracedRunner]:
