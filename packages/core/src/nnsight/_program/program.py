@@ -18,6 +18,7 @@ from nnsight._program.effects import Effects, summarize
 from nnsight._program.inspected import check_ops, looks_into
 from nnsight._program.pending import Pending
 from nnsight._program.saves import SaveBook, block_helpers, save_names
+from nnsight._program.unwinding import above_unwinding
 
 _HELPERS = tuple(block_helpers())
 
@@ -95,12 +96,18 @@ class Program:
         statements = parse_block(source)
         names = block_names(statements)
         values: dict[str, object] = {}
+        shadowed = set()
         for name in names.loaded:
             value = given[name] if name in given else visible_value(frame, name)
-            if value is not MISSING and value is not getattr(builtins, name, MISSING):
+            if value is MISSING:
+                continue
+            if value is not getattr(builtins, name, MISSING):
                 values[name] = value
+            elif name in names.bound:
+                # The block may read the built-in before it binds the name; it finds the same where it runs.
+                shadowed.add(name)
         _let_go(values, statements)
-        parameters = tuple(sorted(name for name in names.bound if name in values))
+        parameters = tuple(sorted(name for name in names.bound if name in values or name in shadowed))
         check_ops(statements, values)
         # A container of several names changes once.
         first = {id(value): name for name, value in sorted(values.items(), reverse=True) if saved(value)}
@@ -138,7 +145,7 @@ class Program:
 
             run_source(self.source, self.parameters, values, book, keep)
 
-        run = BlockRun(body, grad=grad, inference=inference, read_only=read_only)
+        run = BlockRun(above_unwinding(body), grad=grad, inference=inference, read_only=read_only)
         run.saves = book
         run.looks_into = looks_into(self.effects.looks_into)
         return run
@@ -173,7 +180,7 @@ def run_source(
     Args:
         source: The block.
         parameters: Names that the block binds itself and that have a value beforehand.
-        values: Values of all names.
+        values: Values of all names that are no built-ins.
         book: Where saves are marked.
         keep: Receives the saves, and the block's variables at its end; also when the block raises.
     """
@@ -182,7 +189,8 @@ def run_source(
     function = FunctionType(compile_block(source, (*parameters, *_HELPERS), save_names(values)), namespace)
     variables: Mapping[str, object] = {}
     try:
-        variables = function(*[values[name] for name in parameters], *block_helpers().values())
+        given = [values[name] if name in values else getattr(builtins, name) for name in parameters]
+        variables = function(*given, *block_helpers().values())
     except BaseException as error:
         variables = variables_of(error, function)
         if isinstance(error, AttributeError) and error.name == "save":
