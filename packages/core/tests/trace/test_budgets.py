@@ -375,3 +375,22 @@ def test_a_value_counts_once_whatever_holds_it() -> None:
         model.layers[2].output
     assert len(views) == 64
     assert len(again) == 50
+
+
+def test_a_sparse_value_is_handed_out_under_a_budget() -> None:
+    class Sparse(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.to_sparse()
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Sparse()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x).to_dense()
+
+    model = NNsight(Outer(), byte_budget=100)
+    with model.trace(PROMPT):
+        found = model.inner.output.save()
+    assert found.is_sparse

@@ -119,9 +119,9 @@ class _Spent:
 class ByteBudget:
     """Counts the memory that one block holds.
 
-    Copies are noted as they are handed out, by weak references, so that what the block lets go of counts no longer.
-    Whatever they add up to is looked at closely only where all of it together would be too much, or from time to time:
-    what was saved may be a list that grows.
+    Copies are noted as they are handed out, by weak references, so that what the block lets go of counts no longer, and
+    what it saved, which may be a list that grows, is added up from time to time. Both sums may be too large, since a
+    copy may be gone or saved: only where they exceed the limit is each piece of memory looked at.
 
     Attributes:
         limit: How many bytes it may hold.
@@ -132,15 +132,18 @@ class ByteBudget:
         """Begin with nothing held."""
         self.limit = limit
         self.saved: Callable[[], Iterable[object]] = tuple
+        # So much is handed out between two close looks at least.
+        self._slack = limit // 16
         self._copies: list[ref[torch.Tensor]] = []
         self._charged = 0
-        self._until_look = _FEW
+        self._until_sum = _FEW
+        self._until_pruned = _LOT
 
     def note(self, copy: torch.Tensor) -> None:
         """Note a copy that the block was handed."""
         self._copies.append(ref(copy))
-        self._charged += copy.nbytes
-        self._until_look -= 1
+        self._charged += _size(copy)
+        self._until_sum -= 1
 
     def refuse_overrun(self) -> None:
         """Refuse to go on where the block holds too much.
@@ -148,7 +151,14 @@ class ByteBudget:
         Raises:
             BudgetExceededError: It does.
         """
-        if self._charged <= self.limit and self._until_look > 0:
+        if self._charged <= self.limit + self._slack and self._until_sum > 0:
+            return
+        saved = _Sum()
+        saved.add(self.saved())
+        self._until_sum = _FEW + saved.count
+        if self._charged + saved.total <= self.limit:
+            if len(self._copies) > self._until_pruned:
+                self._prune()
             return
         if self._look() <= self.limit:
             return
@@ -162,27 +172,31 @@ class ByteBudget:
                 f"larger byte_budget, such as byte_budget={2 * self._charged}; None sets no limit"
             )
 
-    def _look(self) -> int:
-        """Count anew what is alive."""
+    def _prune(self) -> list[torch.Tensor]:
+        """Forget copies that are gone, and return the others."""
         alive = [tensor for copy in self._copies if (tensor := copy()) is not None]
         self._copies = [ref(tensor) for tensor in alive]
+        self._until_pruned = _LOT + 2 * len(alive)
+        return alive
+
+    def _look(self) -> int:
+        """Count each piece of memory that is alive once."""
         held = _Held()
-        for tensor in alive:
+        for tensor in self._prune():
             held.add_tensor(tensor)
         held.add(self.saved())
         self._charged = held.total
-        self._until_look = _FEW + held.count
+        self._until_sum = _FEW + held.count + len(self._copies)
         return held.total
 
 
-class _Held:
-    """Values with their memory, each counted once."""
+class _Sum:
+    """The size of values; memory that several of them share counts for each."""
 
     def __init__(self) -> None:
         self.total = 0
         self.count = 0
         self._seen: set[int] = set()
-        self._memory: set[tuple[torch.device, int]] = set()
 
     def add(self, values: Iterable[object]) -> None:
         """Add values, and what containers among them hold."""
@@ -206,8 +220,19 @@ class _Held:
                 self.total += value.nbytes
 
     def add_tensor(self, tensor: torch.Tensor) -> None:
+        """Add the size of a tensor."""
+        self.total += _size(tensor)
+
+
+class _Held(_Sum):
+    """The memory behind values, each piece counted once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._memory: set[tuple[torch.device, int]] = set()
+
+    def add_tensor(self, tensor: torch.Tensor) -> None:
         """Add the memory of a tensor, which other tensors may share."""
-        self.count += 1
         try:
             storage = tensor.untyped_storage()
             size, place = storage.nbytes(), (tensor.device, storage.data_ptr())
@@ -217,6 +242,14 @@ class _Held:
         if place[1] and place not in self._memory:
             self._memory.add(place)
             self.total += size
+
+
+def _size(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.nbytes
+    except (NotImplementedError, RuntimeError):
+        # Of sparse tensors it is not defined.
+        return 0
 
 
 def _spell(size: int) -> str:
