@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from nnsight._interleave.budget import Budget, ByteBudget
     from nnsight._interleave.recording import Recording
+    from nnsight._interleave.replay import RowLog
     from nnsight._interleave.scope import Scope
     from nnsight._interleave.visit import CallUnderWay
 
@@ -79,6 +80,7 @@ class BlockRun:
         recordings: Calls of modules that are recorded for it.
         budget: How much it may run and hold; None without a limit.
         num_armed: How many of them the interleaver has begun in this step.
+        log: Keeps what the block leaves in rows of the model, where they may have to be written again.
     """
 
     def __init__(
@@ -117,6 +119,7 @@ class BlockRun:
         self.recordings: list[Recording] = []
         self.num_armed = 0
         self.budget: Budget | None = None
+        self.log: RowLog | None = None
         self._body = body
         self._read_only = read_only
         self._modes = BlockModes(grad=grad, inference=inference)
@@ -264,7 +267,7 @@ class BlockRun:
         visits[where] = visits.get(where, 0) + 1
         self._last = location
         self._was_read = False
-        visit = self._visit = Visit(location, live, scope, self._asked, self.call_under_way)
+        visit = self._visit = Visit(location, live, scope, self._asked, self.call_under_way, self.log)
         self._switch(hand_out=not self._writes_only)
         if self.budget is not None and self.budget.bytes is not None:
             self._charge(visit, self.budget.bytes)
@@ -306,7 +309,7 @@ class BlockRun:
             if live is UNSEEN:
                 landed = map_tensors(value, lambda tensor: tensor.clone())
             else:
-                visit = Visit(location, live, scope, self._asked, self.call_under_way)
+                visit = Visit(location, live, scope, self._asked, self.call_under_way, self.log)
                 visit.assign(location, value)
                 landed, _ = visit.land(read_only=False)
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to this request alone
