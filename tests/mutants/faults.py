@@ -185,7 +185,7 @@ FAULTS = (
     Fault(
         "exception type lost in-process",
         f"{CORE}/_trace/deliver.py",
-        "    if not isinstance(error, Exception | KeyboardInterrupt):\n",
+        "    if acts_on_its_process(type(error)) and not isinstance(error, KeyboardInterrupt):\n",
         "    if not isinstance(error, KeyboardInterrupt):\n",
         (TORCH, "-k", "error"),
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from nnsight_vllm.compat.runners import ended_requests
+from nnsight_vllm.compat.runners import STOP_REASON, ended_requests
 from nnsight_vllm.compat.switch import options_of
 
 
@@ -51,7 +51,7 @@ def traced_scheduler(base: type) -> type:
 
                 # Not FINISHED_STOPPED: the detokenizer would take the last token for a stop token and drop its text.
                 request.status = RequestStatus.FINISHED_LENGTH_CAPPED
-                request.stop_reason = "nnsight:stop"
+                request.stop_reason = STOP_REASON
                 stopped = True
             return tokens, stopped
 
