@@ -18,6 +18,7 @@ from nnsight.errors import (
     UntransferableValueError,
 )
 from nnsight_vllm.compat.runners import STOP_REASON
+from own_errors import Enough
 
 if TYPE_CHECKING:
     from hf_reference import HFReference
@@ -117,10 +118,6 @@ def test_a_failing_block_ends_its_request_whatever_min_tokens_says(engine: Any, 
 # Errors ----------------------------------------------------------------------------------------------------------
 
 
-class Enough(BaseException):
-    """An exception that no `except Exception` catches."""
-
-
 @contextlib.contextmanager
 def neighbours_run_on(engine: Any, greedy: Greedy, expected: list[int]) -> Iterator[None]:
     yield
@@ -192,18 +189,16 @@ def test_a_block_that_holds_too_much_ends_its_request_alone(
     engine: Any, greedy: Greedy, neighbour_tokens: list[int]
 ) -> None:
     with neighbours_run_on(engine, greedy, neighbour_tokens):
-        # Of memory that is never touched, a machine has more than it has.
         with pytest.raises(BudgetExceededError, match="byte_budget=") as raised, engine.trace(**greedy(12)) as tracer:
             with tracer.invoke(PROMPT):
-                kept = []
+                kept = list().save()
                 for _ in tracer.iter[:12]:
                     for layer in engine.model.layers:
-                        kept.append(layer.output[0].new_empty(1 << 34, dtype=torch.int8).save())
-                        kept[-1] = kept[-1][:1]
+                        kept.append(layer.output[0].new_zeros(4_000_000))
             with tracer.invoke(NEIGHBOUR):
                 beside = tracer.result.save()
         assert ids_of(beside) == neighbour_tokens
-    assert "GiB" in str(raised.value)
+    assert "byte budget of 64.0 MiB" in str(raised.value)
 
 
 def test_an_unsendable_save_and_a_wrong_shape_end_their_requests_alone(
@@ -247,3 +242,31 @@ def test_an_id_that_the_vocabulary_has_not_is_refused_by_name(
                 with tracer.invoke(NEIGHBOUR):
                     beside = tracer.result.save()
         assert ids_of(beside) == neighbour_tokens
+
+
+def test_a_token_forced_against_a_grammar_is_that_requests_error(
+    engine: Any, greedy: Greedy, neighbour_tokens: list[int]
+) -> None:
+    from vllm.sampling_params import StructuredOutputsParams
+
+    grammar = {"structured_outputs": StructuredOutputsParams(choice=["w7w8", "w9w10"])}
+    w7, w8, w9 = (engine.tokenizer.encode(word)[0] for word in ("w7", "w8", "w9"))
+    with neighbours_run_on(engine, greedy, neighbour_tokens):
+        with pytest.raises(MismatchedValueError, match=f"token {w8}, which the grammar") as raised:
+            with engine.trace(**greedy(12)) as tracer:
+                with tracer.invoke(PROMPT, **grammar):
+                    engine.samples = w8
+                with tracer.invoke(PROMPT, **grammar):
+                    engine.samples = w9
+                    allowed = tracer.result.save()
+                with tracer.invoke(PROMPT):
+                    engine.samples = w8
+                    free = tracer.result.save()
+                with tracer.invoke(NEIGHBOUR):
+                    beside = tracer.result.save()
+        assert ids_of(beside) == neighbour_tokens
+    assert traceback.extract_tb(raised.value.__traceback__)[-1].line == "engine.samples = w8"
+    assert ids_of(allowed)[0] == w9
+    assert ids_of(free)[0] == w8
+    assert len(ids_of(free)) == 12
+    assert w7 not in ids_of(allowed)[:1]

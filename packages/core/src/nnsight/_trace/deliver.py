@@ -127,7 +127,7 @@ def raise_first(outcomes: Sequence[Outcome], saves: dict[str, object]) -> None:
     if acts_on_its_process(type(error)) and not isinstance(error, KeyboardInterrupt):
         ended = RequestFailedError(f"the block raised {type(error).__name__}: {error}")
         error = ended.with_traceback(error.__traceback__)
-    error.saves = saves  # type: ignore[union-attr]
+    error.saves = saves  # type: ignore[attr-defined]
     if len(outcomes) > 1:
         error.add_note(
             f"raised in invoke {index} of {len(outcomes)}; the other {len(outcomes) - len(failed)} that ran well "

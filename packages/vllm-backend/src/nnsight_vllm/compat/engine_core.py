@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from nnsight_vllm.compat.interrupts import outlive_interrupts
 from nnsight_vllm.compat.runners import STOP_REASON, ended_requests
 from nnsight_vllm.compat.switch import options_of
 
@@ -39,6 +40,11 @@ def traced_scheduler(base: type) -> type:
             return super().__new__(cls) if options_of(config) is not None else base(*args, **kwargs)
 
         nnsight_ended: frozenset[str] = frozenset()
+
+        def add_request(self, *args: Any, **kwargs: Any) -> Any:
+            # The engine core sets its handlers after it has built its scheduler.
+            outlive_interrupts()
+            return super().add_request(*args, **kwargs)
 
         def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
             self.nnsight_ended = ended_requests(model_runner_output)

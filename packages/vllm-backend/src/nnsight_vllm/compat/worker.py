@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from nnsight_vllm._mailbox import ADDRESS_VARIABLE, Postbox, is_own
+from nnsight_vllm.compat.interrupts import outlive_interrupts
 from nnsight_vllm.compat.runners import adapt_runner
 from nnsight_vllm.compat.switch import DEFAULT_BUDGETS, SPARE, options_of
 
@@ -24,6 +25,7 @@ def wrap_init_device(init_device: Any) -> Any:
         result = init_device(self)
         options = options_of(self.vllm_config)
         if options is not None:
+            outlive_interrupts()
             install_session(self.worker, self.vllm_config, options)
         return result
 
