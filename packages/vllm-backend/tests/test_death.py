@@ -187,5 +187,6 @@ def test_an_interrupt_ends_the_trace_and_leaves_the_engine_usable(
         start_new_session=True,
         check=False,
     )
-    assert done.stdout.splitlines()[-2:] == ["interrupted", "left 0 usable [1, 512]"], done.stderr[-4000:]
+    # vLLM's log is there too.
+    assert "interrupted\nleft 0 usable [1, 512]\n" in done.stdout, done.stdout + done.stderr[-4000:]
     assert done.returncode == 0, done.stderr[-4000:]
