@@ -133,16 +133,18 @@ class RunningEngine:
         deadline = time.monotonic() + _NEWS_S
         while self.died is None and self._watch is not None and time.monotonic() < deadline:
             time.sleep(0.01)
-        cause = self.died or str(error)
-        self.died = cause
+        self.died = self.died or str(error)
+        return self._obituary(doing)
+
+    def _obituary(self, doing: str) -> EngineError:
         return EngineError(
-            f"the engine died while it {doing}: {cause}. What led to it may be in its log above, or in that of the "
+            f"the engine died while it {doing}: {self.died}. What led to it may be in its log above, or in that of the "
             "system where it ran out of memory; call model.shutdown(), and the next trace starts a new engine"
         )
 
     def _bury(self, who: str) -> None:
         self.died = who
-        self.mailbox.fail(EngineError(f"the engine died: {who}"))
+        self.mailbox.fail(self._obituary("ran a request"))
         self._remove_files()
 
     def _remove_files(self) -> None:

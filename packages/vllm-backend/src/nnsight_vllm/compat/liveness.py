@@ -41,11 +41,11 @@ class DeathWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Watch no longer."""
-        with contextlib.suppress(OSError):
-            os.write(self._stop, b"x")
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        """Watch no longer; to be called once."""
+        os.write(self._stop, b"x")
+        self._thread.join()
+        for descriptor in (*self._opened, self._stopped, self._stop):
+            os.close(descriptor)
 
     def _watch_processes(self, workers: Sequence[Mapping[str, Any]]) -> None:
         manager = getattr(self._core.resources, "engine_manager", None)
@@ -66,17 +66,13 @@ class DeathWatch:
             self._watched[descriptor] = partial(str, ended)
 
     def _wait(self) -> None:
-        try:
-            ready = connection.wait([*self._watched, self._stopped])
-            if self._stopped in ready:
-                return
-            # The core is told apart from a worker, which it takes with it.
-            who = next(text for descriptor, text in self._watched.items() if descriptor in ready)
-            self._died(who())
-            release_callers(self._core)
-        finally:
-            for descriptor in (*self._opened, self._stopped, self._stop):
-                os.close(descriptor)
+        ready = connection.wait([*self._watched, self._stopped])
+        if self._stopped in ready:
+            return
+        # The core is told apart from a worker, which it takes with it.
+        who = next(text for descriptor, text in self._watched.items() if descriptor in ready)
+        self._died(who())
+        release_callers(self._core)
 
 
 def release_callers(core: Any) -> None:
