@@ -290,7 +290,7 @@ FAULTS = (
     Fault(
         "a token that the grammar does not allow let through",
         f"{VLLM}/_worker/tokens.py",
-        "        for token in own.flatten().tolist():\n",
+        "        for token in tokens:\n",
         "        for token in ():\n",
         ("packages/vllm-backend/tests/test_stop_and_failure.py", "-k", "grammar"),
         "v1",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,21 +32,20 @@ class TokenScope(RowScope):
     def check(self, live: torch.Tensor, own: torch.Tensor, where: str) -> None:
         """Refuse rows of another shape, and ids that cannot be continued from."""
         RowScope.check(self, live, own, where)
-        self._refuse_unknown(own, where)
+        self._refuse_unknown(own.flatten().tolist(), where)
 
     def fill(self, live: torch.Tensor, number: float) -> torch.Tensor:
         """Return a row that holds one id."""
-        filled = RowScope.fill(self, live, number)
-        self._refuse_unknown(filled, "samples")
-        return filled
+        self._refuse_unknown([number], "samples")
+        return RowScope.fill(self, live, number)
 
     def put(self, live: torch.Tensor, own: torch.Tensor, where: str) -> torch.Tensor:
         """Copy ids into the request's row, where it can be continued from them."""
-        self._refuse_unknown(own, where)
+        self._refuse_unknown(own.flatten().tolist(), where)
         return RowScope.put(self, live, own, where)
 
-    def _refuse_unknown(self, own: torch.Tensor, where: str) -> None:
-        for token in own.flatten().tolist():
+    def _refuse_unknown(self, tokens: Sequence[float], where: str) -> None:
+        for token in tokens:
             if not 0 <= token < self.vocabulary or token != int(token):
                 raise MismatchedValueError(
                     f"{where} was given the token {token}, but the vocabulary of the model has the ids 0 to "
