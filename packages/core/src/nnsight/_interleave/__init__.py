@@ -4,6 +4,7 @@ from nnsight._interleave.budget import Budget
 from nnsight._interleave.interleaver import Interleaver
 from nnsight._interleave.location import Location
 from nnsight._interleave.passage import Site
+from nnsight._interleave.pieces import Pieces
 from nnsight._interleave.receipt import Receipt
 from nnsight._interleave.replay import Replay, RowLog, replays
 from nnsight._interleave.run import BlockRun, current_run
@@ -14,6 +15,7 @@ __all__ = [
     "Budget",
     "Interleaver",
     "Location",
+    "Pieces",
     "Receipt",
     "Replay",
     "RowLog",

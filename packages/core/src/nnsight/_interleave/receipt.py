@@ -45,6 +45,14 @@ class Receipt:
             "recomputed": self.recomputed,
         }
 
+    def include(self, part: Receipt) -> None:
+        """Add what the block did beside a part of the prompt, all of which is step 0."""
+        for own, other in ((self.visits, part.visits), (self.edits, part.edits)):
+            for where, count in other.items():
+                own[where] = own.get(where, 0) + count
+        self.seconds += part.seconds
+        self.warnings += [warning for warning in part.warnings if warning not in self.warnings]
+
     @classmethod
     def from_dict(cls, data: dict[str, object]) -> Receipt:
         """Rebuild a receipt from `as_dict`."""

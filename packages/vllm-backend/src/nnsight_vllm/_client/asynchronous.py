@@ -50,7 +50,7 @@ class AsyncEngine(RunningEngine):
 
         A stream that is closed early ends its request, and nothing of it is left in the engine.
         """
-        submission = Submission.of(request)
+        submission = Submission.of(request, self)
         posted = self.mailbox.expect(submission.key) if self.posts else None
         arrived = False
         try:

@@ -47,7 +47,7 @@ class EagerEngine(RunningEngine):
 
     def execute(self, requests: Sequence[Request]) -> list[Outcome]:
         """Run traced requests to their ends, and bring home what they saved."""
-        submissions = [Submission.of(request) for request in requests]
+        submissions = [Submission.of(request, self) for request in requests]
         posted = {each.key: self.mailbox.expect(each.key) for each in submissions} if self.posts else {}
         with self._lock:
             try:

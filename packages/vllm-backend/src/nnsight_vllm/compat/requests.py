@@ -8,9 +8,24 @@ from nnsight_vllm.compat.seams import Arrival
 from nnsight_vllm.compat.switch import KEY
 
 
-def attach_program(params: Any, key: str, program: bytes) -> None:
-    """Put a program on sampling parameters, beside whatever the caller put there."""
-    params.extra_args = {**(params.extra_args or {}), KEY: {"key": key, "program": program}}
+def attach_program(params: Any, key: str, program: bytes, *, whole: bool) -> None:
+    """Put a program on sampling parameters, beside whatever the caller put there.
+
+    Args:
+        params: The sampling parameters.
+        key: The client's id of the request.
+        program: The program as it travels.
+        whole: Whether the prompt must be computed in one step.
+    """
+    params.extra_args = {**(params.extra_args or {}), KEY: {"key": key, "program": program, "whole": whole}}
+
+
+def needs_whole_prompt(request: Any) -> bool:
+    """Tell whether a request of the scheduler carries a block that cannot follow its prompt in pieces."""
+    params = request.sampling_params
+    extra = params.extra_args if params is not None else None
+    ours = extra.get(KEY) if extra else None
+    return isinstance(ours, dict) and bool(ours.get("whole"))
 
 
 def arrival_of(request: Any) -> Arrival | None:
