@@ -136,8 +136,14 @@ NAMES: tuple[Name, ...] = (
     Name("vllm.v1.engine.exceptions:EngineDeadError"),
     Name("vllm:SamplingParams"),
     *_members(
-        "vllm:SamplingParams", "extra_args skip_reading_prefix_cache stop_token_ids ignore_eos all_stop_token_ids"
+        "vllm:SamplingParams",
+        "extra_args skip_reading_prefix_cache stop_token_ids ignore_eos all_stop_token_ids n output_kind",
     ),
+    Name("vllm.sampling_params:RequestOutputKind.DELTA"),
+    *_members("vllm.outputs:RequestOutput", "outputs finished"),
+    *_members("vllm.outputs:CompletionOutput", "index text token_ids logprobs"),
+    Name("vllm.v1.engine.parallel_sampling:ParentRequest.get_child_info", ("index",)),
+    Name("vllm.v1.engine.parallel_sampling:ParentRequest.get_outputs"),
     Name("vllm.tokenizers:get_tokenizer", ("trust_remote_code",)),
     Name("vllm.tokenizers:cached_tokenizer_from_config", ("model_config",)),
     # The module tree without weights
