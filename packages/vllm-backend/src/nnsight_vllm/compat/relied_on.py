@@ -141,7 +141,7 @@ NAMES: tuple[Name, ...] = (
     ),
     Name("vllm.sampling_params:RequestOutputKind.DELTA"),
     *_members("vllm.outputs:RequestOutput", "outputs finished"),
-    *_members("vllm.outputs:CompletionOutput", "index text token_ids logprobs"),
+    *_members("vllm.outputs:CompletionOutput", "index text token_ids logprobs finish_reason"),
     Name("vllm.v1.engine.parallel_sampling:ParentRequest.get_child_info", ("index",)),
     Name("vllm.v1.engine.parallel_sampling:ParentRequest.get_outputs"),
     Name("vllm.tokenizers:get_tokenizer", ("trust_remote_code",)),
