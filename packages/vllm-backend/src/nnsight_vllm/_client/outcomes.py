@@ -31,8 +31,8 @@ def read_outcomes(found: Mapping[str, bytes | None], keys: Sequence[str], result
         part = parts[completion.index]
         if completion.finish_reason == "error" and part.error is None:
             part.error = EngineError(
-                "vLLM ended the request with an error of its own; it does where a block assigns to samples a token that "
-                "the request's structured_outputs does not allow, and says in its log what else it was"
+                "vLLM ended the request with an error of its own, which its log tells; one is that a block assigned to "
+                "samples a token that the structured_outputs of its request do not allow"
             )
     outcome = parts[0] if len(parts) == 1 else join_sequences(parts, result)
     _put_on_output(result, outcome)
