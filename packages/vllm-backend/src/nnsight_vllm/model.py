@@ -218,9 +218,7 @@ class VLLM(TracedModel):
         _refuse_server(kwargs)
         params, keywords = split_keywords(kwargs)
         self.dispatch()
-        prompt = self._prompt(args[0])
-        self._engine.check(len(prompt["prompt_token_ids"]))
-        return PreparedRequest(prompt, params, keywords)
+        return PreparedRequest(self._prompt(args[0]), params, keywords)
 
     def _merge_keywords(self, of_trace: dict[str, Any], of_invoke: dict[str, Any]) -> dict[str, Any]:
         return {**plain_names(of_trace), **plain_names(of_invoke)}

@@ -56,7 +56,7 @@ class AsyncEngine(RunningEngine):
 
         A stream that is closed early ends its request, and nothing of it is left in the engine.
         """
-        submission = Submission.of(request)
+        submission = Submission.of(request, self)
         keys = submission.sequence_keys
         posted = {key: self.mailbox.expect(key) for key in keys} if self.posts else {}
         arrived = False

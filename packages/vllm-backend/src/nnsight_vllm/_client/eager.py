@@ -49,7 +49,7 @@ class EagerEngine(RunningEngine):
 
     def execute(self, requests: Sequence[Request]) -> list[Outcome]:
         """Run traced requests to their ends, and bring home what they saved."""
-        submissions = [Submission.of(request) for request in requests]
+        submissions = [Submission.of(request, self) for request in requests]
         keys = [key for each in submissions for key in each.sequence_keys]
         posted = {key: self.mailbox.expect(key) for key in keys} if self.posts else {}
         with self._lock:

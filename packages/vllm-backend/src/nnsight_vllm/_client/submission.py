@@ -12,6 +12,7 @@ from nnsight_vllm.compat.requests import attach_program, sequence_keys
 
 if TYPE_CHECKING:
     from nnsight._trace import Request
+    from nnsight_vllm._client.engine import RunningEngine
     from nnsight_vllm._client.prepared import PreparedRequest
 
 
@@ -36,16 +37,18 @@ class Submission:
     keywords: dict[str, Any]
 
     @classmethod
-    def of(cls, request: Request) -> Submission:
+    def of(cls, request: Request, engine: RunningEngine) -> Submission:
         """Write the program of a request and put it on its sampling parameters.
 
         Raises:
             UntransferableValueError: A value that the block names cannot travel.
+            InvalidRequestError: The engine cannot compute the prompt as the block needs it.
         """
         prepared: PreparedRequest = request.prepared
         key = uuid.uuid4().hex
         prompt, params = dict(prepared.prompt), prepared.params.clone()
-        read_only = request.program.effects.read_only
-        public.mark_traced(params, prompt, salt=None if read_only else f"nnsight:{key}")
-        attach_program(params, key, encode_program(request.program))
+        effects = request.program.effects
+        whole = engine.keeps_whole(len(prompt["prompt_token_ids"]), effects)
+        public.mark_traced(params, prompt, salt=None if effects.read_only else f"nnsight:{key}")
+        attach_program(params, key, encode_program(request.program), whole=whole)
         return cls(request, key, sequence_keys(params, key), prompt, params, prepared.keywords)

@@ -21,6 +21,7 @@ class Traced:
         run: Its block; None likewise.
         error: Why the program could not be read.
         ended: Whether the scheduler was told to end it.
+        num_served: How many of its rows the block has been beside; rows that are computed again are not served again.
     """
 
     key: str
@@ -29,6 +30,7 @@ class Traced:
     run: BlockRun | None = None
     error: BaseException | None = None
     ended: bool = False
+    num_served: int = 0
 
     @property
     def waits_for_result(self) -> bool:

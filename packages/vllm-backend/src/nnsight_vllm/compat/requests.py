@@ -8,13 +8,19 @@ from nnsight_vllm.compat.seams import Arrival
 from nnsight_vllm.compat.switch import KEY
 
 
-def attach_program(params: Any, key: str, program: bytes) -> None:
+def attach_program(params: Any, key: str, program: bytes, *, whole: bool) -> None:
     """Put a program on sampling parameters, beside whatever the caller put there.
 
     Each sequence of the request runs it; vLLM makes a request of its own for each where there are several, whose
     parameters say no more how many there are.
+
+    Args:
+        params: The sampling parameters.
+        key: The client's id of the request.
+        program: The program as it travels.
+        whole: Whether the prompt must be computed in one step.
     """
-    ours = {"key": key, "program": program, "several": params.n > 1}
+    ours = {"key": key, "program": program, "whole": whole, "several": params.n > 1}
     params.extra_args = {**(params.extra_args or {}), KEY: ours}
 
 
@@ -25,6 +31,14 @@ def sequence_keys(params: Any, key: str) -> tuple[str, ...]:
 
 def _sequence_key(key: str, index: int) -> str:
     return f"{key}.{index}"
+
+
+def needs_whole_prompt(request: Any) -> bool:
+    """Tell whether a request of the scheduler carries a block that cannot follow its prompt in pieces."""
+    params = request.sampling_params
+    extra = params.extra_args if params is not None else None
+    ours = extra.get(KEY) if extra else None
+    return isinstance(ours, dict) and bool(ours.get("whole"))
 
 
 def arrival_of(request: Any) -> Arrival | None:
