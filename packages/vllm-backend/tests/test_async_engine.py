@@ -391,3 +391,89 @@ def test_values_of_many_megabytes_come_home(streaming: Loop) -> None:
         assert last.saves["big"].sum() == 2_000_000
 
     streaming.run(main())
+
+
+RANDOM: dict[str, Any] = {"temperature": 1.0, "ignore_eos": True}
+
+
+@pytest.mark.parametrize("kind", ["CUMULATIVE", "DELTA", "FINAL_ONLY"])
+def test_sequences_of_one_request_ride_on_its_finished_output(streaming: Loop, kind: str) -> None:
+    from vllm.sampling_params import RequestOutputKind
+
+    model = streaming.model
+
+    async def main() -> None:
+        with model.trace(
+            PROMPT,
+            n=3,
+            max_tokens=20,
+            seed=5,
+            stop_token_ids=list(range(0, 500, 9)),
+            logprobs=1,
+            output_kind=RequestOutputKind[kind],
+            **RANDOM,
+        ) as tracer:
+            ids = list().save()
+            for _ in tracer.all():
+                ids.append(model.samples.item())
+        pieces: dict[int, list[int]] = {index: [] for index in range(3)}
+        last: Any = None
+        async for output in tracer.backend:
+            last = output
+            for completion in output.outputs:
+                new = list(completion.token_ids)
+                pieces[completion.index] = [*pieces[completion.index], *new] if kind == "DELTA" else new
+        assert [completion.index for completion in last.outputs] == [0, 1, 2]
+        assert len({len(each) for each in pieces.values()}) > 1
+        assert last.saves["ids"] == list(pieces.values())
+        assert [completion.saves["ids"] for completion in last.outputs] == last.saves["ids"]
+        assert [completion.receipt.steps for completion in last.outputs] == [len(each) for each in pieces.values()]
+        assert tracer.receipt == last.receipt == [completion.receipt for completion in last.outputs]
+        plain = await model.generate(
+            PROMPT, n=3, max_tokens=20, seed=5, stop_token_ids=list(range(0, 500, 9)), **RANDOM
+        )
+        assert [list(completion.token_ids) for completion in plain.outputs] == last.saves["ids"]
+        assert await left_in_the_worker(model) == 0
+
+    streaming.run(main())
+
+
+def test_sequences_wait_for_the_result_are_handed_on_and_are_ended(streaming: Loop) -> None:
+    model = streaming.model
+
+    async def main() -> None:
+        with model.trace(max_tokens=2, **RANDOM) as tracer:
+            with tracer.invoke(PROMPT, n=3):
+                row = model.model.layers[0].output[0][-1]
+                whole = tracer.result.save()  # noqa: F841 - comes home
+            with tracer.invoke("w7 w8"):
+                count = len(row).save()  # noqa: F841 - comes home
+        first, second = await tracer.backend
+        assert all(each is first for each in first.saves["whole"])
+        assert [len(each.token_ids) for each in first.outputs] == [2, 2, 2]
+        assert second.saves == {"count": 3}
+        with model.trace(PROMPT, n=3, max_tokens=100, **RANDOM) as tracer:
+            for _ in tracer.all():
+                model.logits
+        stream = tracer.backend.__aiter__()
+        async for _ in stream:
+            # vLLM's own name of one sequence, which ends before the others.
+            (name,) = [each for each in model.vllm_entrypoint.output_processor.request_states if each.startswith("1_")]
+            await model.vllm_entrypoint.abort(name, internal=True)
+            break
+        async for output in stream:
+            last = output
+        assert [completion.finish_reason for completion in last.outputs] == ["length", "abort", "length"]
+        assert [completion.receipt.steps < 100 for completion in last.outputs] == [False, True, False]
+        with model.trace(PROMPT, n=3, max_tokens=100, **RANDOM) as tracer:
+            for _ in tracer.all():
+                model.logits
+        stream = tracer.backend.__aiter__()
+        async for _ in stream:
+            break
+        await stream.aclose()
+        await model.generate(PROMPT, max_tokens=2, **KEYWORDS)
+        assert await left_in_the_worker(model) == 0
+        assert not model._engine.mailbox._expected
+
+    streaming.run(main())

@@ -203,7 +203,7 @@ class VLLM(TracedModel):
         converted = [self._prompt(prompt) for prompt in (prompts if several else [prompts])]
         if self._is_asynchronous:
             return gather_outputs(self._engine, converted, params, request_keywords, several=several)
-        joined = {name: [value] * len(converted) for name, value in request_keywords.items() if value is not None}
+        joined = {name: [value] * len(converted) for name, value in request_keywords.items()}
         outputs = self._engine.generate(converted, [params] * len(converted), **joined)
         return outputs if several else outputs[0]
 

@@ -11,13 +11,26 @@ from nnsight_vllm.compat.switch import KEY
 def attach_program(params: Any, key: str, program: bytes, *, whole: bool) -> None:
     """Put a program on sampling parameters, beside whatever the caller put there.
 
+    Each sequence of the request runs it; vLLM makes a request of its own for each where there are several, whose
+    parameters say no more how many there are.
+
     Args:
         params: The sampling parameters.
         key: The client's id of the request.
         program: The program as it travels.
         whole: Whether the prompt must be computed in one step.
     """
-    params.extra_args = {**(params.extra_args or {}), KEY: {"key": key, "program": program, "whole": whole}}
+    ours = {"key": key, "program": program, "whole": whole, "several": params.n > 1}
+    params.extra_args = {**(params.extra_args or {}), KEY: ours}
+
+
+def sequence_keys(params: Any, key: str) -> tuple[str, ...]:
+    """Return the key that the outcome of each sequence of a request comes home under."""
+    return tuple(_sequence_key(key, index) for index in range(params.n)) if params.n > 1 else (key,)
+
+
+def _sequence_key(key: str, index: int) -> str:
+    return f"{key}.{index}"
 
 
 def needs_whole_prompt(request: Any) -> bool:
@@ -35,7 +48,17 @@ def arrival_of(request: Any) -> Arrival | None:
     ours = extra.get(KEY) if extra else None
     if not isinstance(ours, dict):
         return None
-    return Arrival(request.req_id, ours["program"], ours["key"], len(request.prompt_token_ids))
+    key = _sequence_key(ours["key"], _sequence_index(request.req_id)) if ours["several"] else ours["key"]
+    return Arrival(request.req_id, ours["program"], key, len(request.prompt_token_ids))
+
+
+def _sequence_index(request_id: str) -> int:
+    """Return which sequence of a request this is, told from the id of the request that vLLM made for it.
+
+    Source:
+        vLLM 0.27.1, v1/engine/parallel_sampling.py, ParentRequest.get_child_info: `"{index}_{parent}"`
+    """
+    return int(request_id.partition("_")[0])
 
 
 def stop_tokens_of(request: Any) -> frozenset[int]:

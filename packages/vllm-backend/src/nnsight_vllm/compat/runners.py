@@ -6,7 +6,8 @@ caller's own are all served.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from nnsight_vllm.compat.requests import arrival_of, masks_of, stop_tokens_of
@@ -66,9 +67,29 @@ class TracedRunner:
             self.nnsight_listener.begin(real, num_rows, len(request_ids))
         self.nnsight_rows = {request_id: row for row, request_id in enumerate(request_ids)}
 
-    def nnsight_offer_samples(self, sampled: Any) -> None:
-        """Serve the sampled ids, [requests, 1] on the device, from where the next step takes them."""
-        self.nnsight_listener.offer("samples", sampled.view(-1) if sampled.shape[-1] == 1 else sampled)
+    @contextlib.contextmanager
+    def nnsight_samples_offered(self) -> Iterator[None]:
+        """Serve the sampled ids, [requests] on the device, where the sampler chooses them.
+
+        That is before it looks up their logprobs, so that those of a token which a block chose are the token's own, and
+        before the next step takes them.
+
+        Source:
+            vLLM 0.27.1, v1/sample/sampler.py and v1/worker/gpu/sample/sampler.py, Sampler.sample
+        """
+        sampler: Any = self.sampler  # type: ignore[attr-defined]
+        sample = sampler.sample
+
+        def offering(*args: Any, **kwargs: Any) -> Any:
+            sampled, processed = sample(*args, **kwargs)
+            self.nnsight_listener.offer("samples", sampled.view(-1))
+            return sampled, processed
+
+        sampler.sample = offering
+        try:
+            yield
+        finally:
+            del sampler.sample
 
     def nnsight_finish(self, output: Any) -> Any:
         """Leave the step; what ended in it rides on the runner's output to the scheduler."""
