@@ -19,6 +19,8 @@ from nnsight._interleave.location import SIDES
 from nnsight._program import harmless
 from nnsight._program.inspected import modules_looked_into
 from nnsight._program.reached import Reached, arguments_of, names_of_modules
+from nnsight._program.static_reads import Place, static_places
+from nnsight._program.uniform import Uniform, prove_uniform
 from nnsight.families import VALUE_NAMES
 
 _CONTAINERS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
@@ -40,6 +42,12 @@ class Effects:
         unknown: Why the program might change more than `writes` says; empty for a program that is understood.
         uses_result: Whether the program asks for the finished output.
         looks_into: Last names of the modules whose `.source` the program may ask for, or `"*"` for any.
+        row_local: Whether all that it does is to change every row of a prompt alike, by constants, at locations that
+            are known beforehand: a prompt may be computed in several parts beside it.
+        every_row: Whether it does so at every step, inside the model's layers: what the model computes for a token
+            beside it follows from the tokens up to that one, for all requests alike.
+        places: Path and side of every place that a read-only program may read a module at; None where that cannot be
+            told before it runs.
     """
 
     reads: tuple[str, ...] = ()
@@ -47,11 +55,19 @@ class Effects:
     unknown: tuple[str, ...] = ()
     uses_result: bool = False
     looks_into: tuple[str, ...] = ()
+    row_local: bool = False
+    every_row: bool = False
+    places: tuple[Place, ...] | None = None
 
     @property
     def read_only(self) -> bool:
         """Whether the program is known to change nothing."""
         return not self.writes and not self.unknown
+
+    @property
+    def follows_pieces(self) -> bool:
+        """Whether the prompt may be computed in several parts beside the program."""
+        return self.row_local or (self.read_only and self.places is not None)
 
 
 def summarize(statements: Sequence[ast.stmt], values: Mapping[str, object], names: frozenset[str]) -> Effects:
@@ -66,12 +82,17 @@ def summarize(statements: Sequence[ast.stmt], values: Mapping[str, object], name
     walker.find_modules(statements)
     for statement in statements:
         walker.visit(statement)
+    changes = bool(walker.writes or walker.unknown)
+    uniform = prove_uniform(statements, values) if changes else Uniform()
     return Effects(
         tuple(sorted(walker.reads)),
         tuple(sorted(walker.writes)),
         tuple(dict.fromkeys(walker.unknown)),
         walker.uses_result,
         modules_looked_into(statements, values),
+        uniform.row_local,
+        uniform.every_row,
+        None if changes else static_places(statements, values),
     )
 
 

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
-from nnsight._capture import MISSING, BlockSource, block_names, compile_block, parse_block, visible_value
+from nnsight._capture import (
+    MISSING,
+    BlockSource,
+    block_names,
+    compile_block,
+    counting_helpers,
+    parse_block,
+    visible_value,
+)
 from nnsight._capture.order import names_read_first
 from nnsight._envoy import Envoy, Source, SourceOp
-from nnsight._interleave import BlockRun
+from nnsight._interleave import BlockRun, Budget
 from nnsight._program.containers import difference, snapshot
 from nnsight._program.effects import Effects, summarize
 from nnsight._program.inspected import check_ops, looks_into
@@ -61,7 +69,15 @@ class Program:
         Those that it reads before it binds them are read by the next run of the block.
         """
         read = names | names_read_first(parse_block(self.source))
-        return replace(self, kept=tuple(sorted(self.bound & read)))
+        return replace(self._giving_back(), kept=tuple(sorted(self.bound & read)))
+
+    def exporting(self, names: Iterable[str]) -> Program:
+        """Return the program that also hands these variables to later invokes of its trace."""
+        return replace(self._giving_back(), exports=tuple(sorted(names)))
+
+    def _giving_back(self) -> Program:
+        # Variables that others read may hold values of the model.
+        return replace(self, effects=replace(self.effects, row_local=False, every_row=False))
 
     @classmethod
     def from_frame(
@@ -112,7 +128,15 @@ class Program:
         statements = parse_block(source)
         return cls(source, (), dict(values), (), summarize(statements, values, frozenset()))
 
-    def start(self, values: Mapping[str, object], *, grad: bool, inference: bool = False, read_only: bool) -> BlockRun:
+    def start(
+        self,
+        values: Mapping[str, object],
+        *,
+        grad: bool,
+        inference: bool = False,
+        read_only: bool,
+        budget: Budget | None = None,
+    ) -> BlockRun:
         """Make a run of the block.
 
         Args:
@@ -120,6 +144,7 @@ class Program:
             grad: Grad mode that the block begins in.
             inference: Inference mode that the block begins in.
             read_only: Whether an edit is refused.
+            budget: How much it may run and hold; the one that its functions were read with.
         """
         book = SaveBook()
 
@@ -135,10 +160,11 @@ class Program:
                 }
                 run.exports = {name: variables[name] for name in self.exports if name in variables}
 
-            run_source(self.source, self.parameters, values, book, keep)
+            run_source(self.source, self.parameters, values, book, keep, budget)
 
         run = BlockRun(above_unwinding(body), grad=grad, inference=inference, read_only=read_only)
         run.saves = book
+        run.limit(budget, book.values)
         run.looks_into = looks_into(self.effects.looks_into)
         return run
 
@@ -165,7 +191,12 @@ Keep = Callable[[tuple[dict[str, object], dict[str, object]], Mapping[str, objec
 
 
 def run_source(
-    source: BlockSource, parameters: tuple[str, ...], values: Mapping[str, object], book: SaveBook, keep: Keep
+    source: BlockSource,
+    parameters: tuple[str, ...],
+    values: Mapping[str, object],
+    book: SaveBook,
+    keep: Keep,
+    budget: Budget | None = None,
 ) -> None:
     """Run a block's source in a namespace of its own.
 
@@ -175,14 +206,20 @@ def run_source(
         values: Values of all names that are no built-ins.
         book: Where saves are marked.
         keep: Receives the saves, and the block's variables at its end; also when the block raises.
+        budget: What its loops and functions count for.
     """
     namespace: dict[str, Any] = {"__builtins__": builtins, "__name__": "__nnsight_block__"}
     namespace.update({name: value for name, value in values.items() if name not in parameters})
-    function = FunctionType(compile_block(source, (*parameters, *_HELPERS), save_names(values)), namespace)
+    helpers = block_helpers()
+    counts = budget is not None and budget.steps is not None
+    if budget is not None and budget.steps is not None:
+        helpers |= counting_helpers(budget.steps.counts)
+    code = compile_block(source, (*parameters, *helpers), save_names(values), counts=counts)
+    function = FunctionType(code, namespace)
     variables: Mapping[str, object] = {}
     try:
         given = [values[name] if name in values else getattr(builtins, name) for name in parameters]
-        variables = function(*given, *block_helpers().values())
+        variables = function(*given, *helpers.values())
     except BaseException as error:
         variables = variables_of(error, function)
         if isinstance(error, AttributeError) and error.name == "save":

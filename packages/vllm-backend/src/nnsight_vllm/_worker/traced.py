@@ -1,0 +1,38 @@
+"""One traced request of a worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nnsight._interleave import BlockRun
+    from nnsight._program import Program
+
+
+@dataclass
+class Traced:
+    """One traced request.
+
+    Attributes:
+        key: The client's id of it.
+        num_prompt_tokens: Length of its prompt.
+        program: What it runs; None where that could not be read.
+        run: Its block; None likewise.
+        error: Why the program could not be read.
+        ended: Whether the scheduler was told to end it.
+        num_served: How many of its rows the block has been beside; rows that are computed again are not served again.
+    """
+
+    key: str
+    num_prompt_tokens: int
+    program: Program | None = None
+    run: BlockRun | None = None
+    error: BaseException | None = None
+    ended: bool = False
+    num_served: int = 0
+
+    @property
+    def waits_for_result(self) -> bool:
+        """Whether the block, whose request is over, still waits for its finished output."""
+        return self.run is not None and not self.run.finished
