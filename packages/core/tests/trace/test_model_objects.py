@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
+import sys
 
 import pytest
 import torch
 from torch import nn
 
 from nnsight import NNsight
+from nnsight.diagnosis import Finding
 from nnsight.errors import InvalidRequestError, OutsideTraceError, UnknownLocationError, UnsupportedFeatureError
 from nnsight.events import EngineSpec
 
@@ -123,3 +126,28 @@ def test_a_plugin_that_fails_to_load_names_its_distribution(monkeypatch: pytest.
         plugins.create_plugin_manager()
     monkeypatch.setenv("NNSIGHT_PLUGINS", "other, another")
     assert not plugins.create_plugin_manager().get_plugins()
+
+
+def test_what_a_block_has_is_refused_by_name_outside_one(model: NNsight) -> None:
+    tracer = model.trace(X)
+    for ask in (lambda: tracer.iter, tracer.all, tracer.cache, tracer.stop):
+        with pytest.raises(OutsideTraceError, match="in the block of a trace or invoke"):
+            ask()
+    with pytest.raises(InvalidRequestError, match="mode='async'"):
+        tracer.backend
+    with pytest.raises(OutsideTraceError, match="source cannot be pickled"):
+        pickle.dumps(model[0].source)
+    with pytest.raises(OutsideTraceError, match="F_linear_0 cannot be pickled"):
+        pickle.dumps(model[0].source.F_linear_0)
+
+
+def test_the_doorway_to_a_backend_that_is_not_installed_names_its_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nnsight_vllm", None)
+    monkeypatch.delitem(sys.modules, "nnsight.modeling.vllm", raising=False)
+    with pytest.raises(ImportError, match="pip install nnsight-vllm"):
+        importlib.import_module("nnsight.modeling.vllm")
+
+
+def test_what_a_check_finds_is_plain_data() -> None:
+    found = Finding("plugin", "ok", "torch 2")
+    assert (found.name, found.status, found.found, found.advice) == ("plugin", "ok", "torch 2", "")
