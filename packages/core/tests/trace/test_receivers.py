@@ -11,7 +11,7 @@ from nnsight import NNsight
 from nnsight._trace.block_tracer import BlockTracer
 from nnsight._trace.messages import EnvoyCodec, PendingCodec, ResultCodec, SourceCodec, TracerCodec
 from nnsight.backends import ModelTree, Outcome, decode_program, encode_outcome
-from nnsight.errors import InvalidRequestError, WireError
+from nnsight.errors import InvalidRequestError, UnsupportedFeatureError, WireError
 from tests.trace.wired import Wired
 
 MODEL = NNsight(torch.nn.Linear(2, 2))
@@ -86,3 +86,29 @@ def test_a_session_whose_source_is_not_found_opens_and_ends() -> None:
     with MODEL.session(), MODEL.trace(torch.ones(1, 2)):
         kept = MODEL.output.save()
     assert kept.shape == (1, 2)
+
+
+def test_a_pattern_leaves_out_modules_that_cannot_be_read_and_a_name_is_refused() -> None:
+    relu = torch.nn.ReLU()
+    model = NNsight(torch.nn.Sequential(torch.nn.Linear(2, 2), relu, torch.nn.Linear(2, 2), relu))
+    with model.trace(torch.ones(1, 2)) as tracer:
+        cache = tracer.cache("*")
+    assert set(cache) == {"0", "2"}
+    assert any("left out 1, 3" in warning for warning in tracer.receipt.warnings)
+    with pytest.raises(UnsupportedFeatureError, match="calls cannot be told apart"), model.trace(torch.ones(1, 2)):
+        tracer.cache("1")
+    with pytest.raises(InvalidRequestError, match="is no module"), model.trace(torch.ones(1, 2)):
+        tracer.cache([3])
+    with model.trace(torch.ones(1, 2)) as tracer:
+        whole = tracer.cache(model)
+    assert list(whole) == [""]
+
+
+def test_the_whole_models_own_output_is_read_and_assigned() -> None:
+    with torch.no_grad(), MODEL.trace(torch.ones(1, 2)) as tracer:
+        MODEL.input = MODEL.input * 2
+        before = MODEL.output.save()
+        MODEL.output = before + 1
+        result = tracer.result.save()
+    assert torch.equal(result, before + 1)
+    assert bool(MODEL)
