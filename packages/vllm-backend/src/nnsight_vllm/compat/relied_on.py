@@ -186,7 +186,6 @@ NAMES: tuple[Name, ...] = (
     *_members("vllm.v1.worker.gpu_worker:Worker", "model_runner rank"),
     # The scheduler
     Name(_SCHEDULER, ("vllm_config",)),
-    Name(f"{_SCHEDULER}.add_request", ("self", "request")),
     Name(f"{_SCHEDULER}.update_from_output", ("self", "scheduler_output", "model_runner_output")),
     Name(f"{_SCHEDULER}._update_request_with_output", ("self", "request", "new_token_ids")),
     Name(f"{_SCHEDULER}.add_request", ("self", "request")),
@@ -206,10 +205,9 @@ NAMES: tuple[Name, ...] = (
     # What the scheduler tells a runner
     *_members(
         f"{_OUTPUT}:SchedulerOutput",
-        "scheduled_new_reqs scheduled_cached_reqs num_scheduled_tokens finished_req_ids",
+        "scheduled_new_reqs num_scheduled_tokens finished_req_ids",
     ),
     *_members(f"{_OUTPUT}:GrammarOutput", "structured_output_request_ids grammar_bitmask"),
-    *_members(f"{_OUTPUT}:CachedRequestData", "resumed_req_ids"),
     *_members(f"{_OUTPUT}:NewRequestData", "req_id prompt_token_ids sampling_params"),
     # The V1 runner
     Name(f"{_RUNNER_V1}._update_states", ("self", "scheduler_output"), "V1"),
