@@ -108,7 +108,7 @@ NAMES: tuple[Name, ...] = (
         "vllm.config.vllm:VllmConfig", "additional_config cache_config model_config parallel_config scheduler_config"
     ),
     *_members("vllm.config.scheduler:SchedulerConfig", "async_scheduling"),
-    *_members("vllm.config.model:ModelConfig", "dtype get_vocab_size max_model_len"),
+    *_members("vllm.config.model:ModelConfig", "dtype max_model_len"),
     *_members("vllm.config.cache:CacheConfig", "gpu_memory_utilization"),
     *_members(
         "vllm.config.parallel:ParallelConfig", "distributed_executor_backend nnodes tensor_parallel_size world_size"
