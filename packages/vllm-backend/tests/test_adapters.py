@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from engine_runners import EngineRunner
 
 pytestmark = pytest.mark.slow
+DEFAULT_RUNNERS = ("v1",)
 
 PROMPT, STEPS = "w1 w2 w3 w4 w5", 3
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}

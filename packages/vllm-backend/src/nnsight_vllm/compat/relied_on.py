@@ -167,6 +167,7 @@ NAMES: tuple[Name, ...] = (
         "vllm.lora.model_manager:LoRAModelManager",
         ("model", "max_num_seqs", "max_num_batched_tokens", "vocab_size", "lora_config", "device", "vllm_config"),
     ),
+    Name("vllm.lora:model_manager"),
     *(Name(f"vllm.lora.model_manager:{name}") for name in ("get_punica_wrapper", "from_layer")),
     # The model in a worker
     Name("vllm.lora.layers:BaseLayerWithLoRA"),
@@ -201,9 +202,8 @@ NAMES: tuple[Name, ...] = (
     # What the scheduler tells a runner
     *_members(
         f"{_OUTPUT}:SchedulerOutput",
-        "scheduled_new_reqs scheduled_cached_reqs num_scheduled_tokens finished_req_ids",
+        "scheduled_new_reqs num_scheduled_tokens finished_req_ids",
     ),
-    *_members(f"{_OUTPUT}:CachedRequestData", "resumed_req_ids"),
     *_members(f"{_OUTPUT}:NewRequestData", "req_id prompt_token_ids sampling_params"),
     # The V1 runner
     Name(f"{_RUNNER_V1}._update_states", ("self", "scheduler_output"), "V1"),
