@@ -37,8 +37,8 @@ DEFAULT_RUNNERS = ("v1", "v2-async", "v1-tp2")
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run what asks for `runner`, or for an engine that it builds, on every runner, or on those that were chosen.
 
-    Several ranks are for modules that say so with `SEVERAL_RANKS`, the promises being the same. A module whose engine is
-    its own may have the default run take fewer, with a `DEFAULT_RUNNERS` of its own.
+    Several ranks are for modules that say so with `SEVERAL_RANKS`, the promises being the same. The default run takes
+    fewer runners of a module that names its own `DEFAULT_RUNNERS`, as where its engine is its own.
     """
     if "runner" not in metafunc.fixturenames:
         return

@@ -82,6 +82,9 @@ def test_a_grammar_holds_for_a_traced_request(engine: Any, grammar: dict[str, An
 
     keywords = {"temperature": 0.0, "max_tokens": 8, "structured_outputs": StructuredOutputsParams(**grammar)}
     plain = engine.generate(PROMPT, **keywords)
+    if plain.outputs[0].finish_reason == "error":
+        # The second runner's kernels under Triton's interpreter choose token 0 where all that is allowed is below zero.
+        pytest.skip("vLLM itself cannot follow this grammar here: it ends the untraced request with an error")
     with engine.trace(PROMPT, **keywords) as tracer:
         logits = engine.logits.save()
     assert said(tracer.result) == said(plain)
