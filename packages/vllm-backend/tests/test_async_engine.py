@@ -11,9 +11,17 @@ import pytest
 import torch
 
 from engine_runners import TOLERANCE, EngineRunner
-from nnsight.errors import InvalidRequestError, MismatchedValueError
+from nnsight.errors import (
+    BudgetExceededError,
+    InvalidRequestError,
+    MismatchedValueError,
+    RequestFailedError,
+    UntransferableValueError,
+)
 from nnsight.modeling.vllm import VLLM
 from nnsight_vllm._transfer import PREFIX, shared_folder
+from nnsight_vllm.compat.runners import STOP_REASON
+from own_errors import Enough
 
 if TYPE_CHECKING:
     from hf_reference import HFReference
@@ -230,6 +238,87 @@ def test_an_error_is_raised_where_the_stream_is_awaited_and_carries_what_was_sav
             await tracer.backend
         assert raised.value.saves["kept"].shape == (3, 128)  # type: ignore[attr-defined]
         assert (await model.generate(PROMPT, max_tokens=1, **KEYWORDS)).finished
+
+    streaming.run(main())
+
+
+@pytest.mark.parametrize("step", [0, 3])
+def test_a_stop_ends_the_stream_with_what_was_sampled(streaming: Loop, reference: HFReference, step: int) -> None:
+    model = streaming.model
+    expected = reference.generate(model.tokenizer.encode(PROMPT), 6).tokens
+    beside = reference.generate(model.tokenizer.encode("w7 w8"), 6).tokens
+
+    async def main() -> None:
+        with model.trace(min_tokens=6, max_tokens=6, **KEYWORDS) as tracer:
+            with tracer.invoke(PROMPT):
+                kept = list().save()
+                for now in tracer.iter[:6]:
+                    kept.append(model.samples.item())
+                    if now == step:
+                        tracer.stop()
+            with tracer.invoke("w7 w8"):
+                for _ in tracer.iter[:6]:
+                    model.model.layers[0].output
+        stopped, other = await tracer.backend
+        assert stopped.saves["kept"] == list(stopped.outputs[0].token_ids) == expected[: step + 1]
+        assert (stopped.outputs[0].finish_reason, stopped.outputs[0].stop_reason) == ("length", STOP_REASON)
+        assert list(other.outputs[0].token_ids) == beside
+        plain = await model.generate(PROMPT, max_tokens=step + 1, **KEYWORDS)
+        assert stopped.outputs[0].text == plain.outputs[0].text
+        assert await left_in_the_worker(model) == 0
+
+    streaming.run(main())
+
+
+def test_blocks_that_fail_in_any_way_end_their_own_streams_alone(streaming: Loop, reference: HFReference) -> None:
+    model = streaming.model
+    expected = reference.generate(model.tokenizer.encode(PROMPT), 8).tokens
+
+    async def beside() -> None:
+        with model.trace(PROMPT, max_tokens=8, **KEYWORDS) as tracer:
+            logits = model.logits.save()  # noqa: F841 - comes home
+        last = await tracer.backend
+        assert list(last.outputs[0].token_ids) == expected
+        assert last.saves["logits"].shape == (1, 512)
+
+    async def leaving() -> None:
+        with model.trace(PROMPT, max_tokens=8, **KEYWORDS) as tracer:
+            model.logits
+            raise SystemExit("enough")
+        with pytest.raises(RequestFailedError, match="SystemExit: enough"):
+            await tracer.backend
+
+    async def own() -> None:
+        with model.trace(PROMPT, max_tokens=8, **KEYWORDS) as tracer:
+            model.logits
+            raise Enough("of this")
+        with pytest.raises(Enough, match="of this"):
+            await tracer.backend
+
+    async def endless() -> None:
+        with model.trace(PROMPT, max_tokens=8, **KEYWORDS) as tracer:
+            while True:
+                pass
+        with pytest.raises(BudgetExceededError, match="step budget"):
+            await tracer.backend
+
+    async def unsendable() -> None:
+        with model.trace(PROMPT, max_tokens=8, **KEYWORDS) as tracer:
+            kept = model.logits.save()  # noqa: F841 - comes home on the error
+            numbers = (number for number in range(3)).save()  # noqa: F841 - cannot travel
+        with pytest.raises(UntransferableValueError, match="numbers") as raised:
+            await tracer.backend
+        assert raised.value.saves["kept"].shape == (1, 512)  # type: ignore[attr-defined]
+
+    async def unknown() -> None:
+        with model.trace(PROMPT, max_tokens=8, **KEYWORDS) as tracer:
+            model.samples = 512
+        with pytest.raises(MismatchedValueError, match="the token 512"):
+            await tracer.backend
+
+    async def main() -> None:
+        await asyncio.gather(beside(), leaving(), own(), endless(), unsendable(), unknown(), beside())
+        assert await left_in_the_worker(model) == 0
 
     streaming.run(main())
 

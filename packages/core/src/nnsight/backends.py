@@ -13,7 +13,7 @@ This module, `nnsight.hookspecs`, `nnsight.events`, `nnsight.errors` and `nnsigh
 from __future__ import annotations
 
 from nnsight._envoy import ModelTree
-from nnsight._interleave import BlockRun, Interleaver, Receipt, RowScope, Scope, WholeScope
+from nnsight._interleave import BlockRun, Budget, Interleaver, Receipt, RowScope, Scope, WholeScope
 from nnsight._program import Program
 from nnsight._trace import Outcome, Request, TracedModel, join_sequences
 from nnsight._trace.messages import decode_program, encode_program
@@ -21,6 +21,7 @@ from nnsight._trace.outcomes import decode_outcome, encode_outcome, finish_run
 
 __all__ = [
     "BlockRun",
+    "Budget",
     "Interleaver",
     "ModelTree",
     "Outcome",

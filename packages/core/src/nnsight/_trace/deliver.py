@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nnsight._capture import write_back
 from nnsight._program.containers import apply, conflicts
+from nnsight._program.failures import acts_on_its_process
 from nnsight.errors import ConflictingChangesWarning, LoopEndedEarlyWarning, NNsightWarning, RequestFailedError
 
 if TYPE_CHECKING:
@@ -128,11 +129,10 @@ def raise_first(outcomes: Sequence[Outcome], saves: dict[str, object]) -> None:
     label, outcome = failed[0]
     error = outcome.error
     assert error is not None
-    if not isinstance(error, Exception | KeyboardInterrupt):
-        # SystemExit and its like would end the caller's process instead of telling it what happened.
+    if acts_on_its_process(type(error)) and not isinstance(error, KeyboardInterrupt):
         ended = RequestFailedError(f"the block raised {type(error).__name__}: {error}")
         error = ended.with_traceback(error.__traceback__)
-    error.saves = saves  # type: ignore[union-attr]
+    error.saves = saves  # type: ignore[attr-defined]
     if len(blocks) > 1:
         error.add_note(
             f"raised in {label}; of the {len(blocks)} blocks, {len(blocks) - len(failed)} ran well and were delivered"

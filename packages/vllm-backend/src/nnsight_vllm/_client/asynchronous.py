@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from nnsight.errors import EngineError
 from nnsight_vllm._client.engine import PATIENCE_S, RunningEngine, read_answers, write_question
 from nnsight_vllm._client.outcomes import read_outcomes
 from nnsight_vllm._client.submission import Submission
@@ -38,8 +37,7 @@ class AsyncEngine(RunningEngine):
         Raises:
             EngineError: The engine was shut down, or died.
         """
-        if self.llm is None:
-            raise EngineError("the engine was shut down; build another model")
+        self.refuse_dead()
         completions = public.Completions(params)
         try:
             async with aclosing(self.llm.generate(prompt, params, request_id, **keywords)) as outputs:
@@ -47,9 +45,7 @@ class AsyncEngine(RunningEngine):
                     completions.note(output)
                     yield output
         except public.engine_dead_errors() as error:
-            raise EngineError(
-                f"the engine died while it ran a request: {error}; the cause is in its log above"
-            ) from error
+            raise self.death("ran a request", error) from error
 
     async def stream(self, request: Request) -> AsyncGenerator[tuple[Any, Outcome | None], None]:
         """Run a traced request and stream its outputs, the last with what became of the block.
@@ -94,7 +90,10 @@ class AsyncEngine(RunningEngine):
     async def _collect(self, results: Mapping[str, Any]) -> dict[str, bytes | None]:
         if not results:
             return {}
-        replies = await self.llm.collective_rpc("nnsight_collect", args=(write_question(results),))
+        try:
+            replies = await self.llm.collective_rpc("nnsight_collect", args=(write_question(results),))
+        except public.engine_dead_errors() as error:
+            raise self.death("was asked for what a request saved", error) from error
         return read_answers(replies, results)
 
     async def _discard(self, keys: Sequence[str]) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from nnsight.errors import EngineError
 from nnsight_vllm._client.engine import PATIENCE_S, RunningEngine, read_answers, write_question
 from nnsight_vllm._client.outcomes import read_outcomes
 from nnsight_vllm._client.sampling import REQUEST_KEYWORDS
@@ -65,14 +64,11 @@ class EagerEngine(RunningEngine):
             return self._bring_home(submissions, results, posted)
 
     def _generate(self, prompts: Sequence[Any], params: Sequence[Any], **keywords: Any) -> list[Any]:
-        if self.llm is None:
-            raise EngineError("the engine was shut down; build another model")
+        self.refuse_dead()
         try:
             return public.generate(self.llm, prompts, params, **keywords)
         except public.engine_dead_errors() as error:
-            raise EngineError(
-                f"the engine died while it ran {len(prompts)} request(s): {error}; the cause is in its log above"
-            ) from error
+            raise self.death(f"ran {len(prompts)} request(s)", error) from error
         except BaseException:
             public.abort_all(self.llm)
             raise
@@ -108,7 +104,10 @@ class EagerEngine(RunningEngine):
             return
 
     def _call(self, method: str, data: bytes | None = None) -> list[bytes]:
-        return public.call_workers(self.llm, method, data)
+        try:
+            return public.call_workers(self.llm, method, data)
+        except public.engine_dead_errors() as error:
+            raise self.death("was asked for what its requests saved", error) from error
 
 
 def _joined_keywords(submissions: Sequence[Submission]) -> dict[str, Any]:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 
-from nnsight._interleave import Interleaver, RowLog
+from nnsight._interleave import Budget, Interleaver, RowLog
 from nnsight._trace.messages import decode_program
 from nnsight_vllm._mailbox import ANNOUNCEMENT, WAITS_FOR_RESULT
 from nnsight_vllm._worker.outcomes import OutcomeWriter
 from nnsight_vllm._worker.share import Share
+from nnsight_vllm._worker.tokens import TokenScope
 from nnsight_vllm._worker.traced import Traced
 from nnsight_vllm._worker.tree import build_tree
 from nnsight_vllm.compat.records import missing_seams
@@ -22,7 +23,7 @@ from nnsight_vllm.compat.versions import installed_version
 
 if TYPE_CHECKING:
     from nnsight._envoy import ModelTree
-    from nnsight._interleave import BlockRun
+    from nnsight._interleave import BlockRun, RowScope
     from nnsight_vllm._mailbox import Postbox
     from nnsight_vllm.compat.model_access import WorkerModel
     from nnsight_vllm.compat.seams import Arrival, Span
@@ -31,15 +32,20 @@ if TYPE_CHECKING:
 class WorkerSession:
     """Listens to the events of a model runner; see `compat.seams.StepListener`."""
 
-    def __init__(self, model: WorkerModel, postbox: Postbox | None = None) -> None:
+    def __init__(
+        self, model: WorkerModel, postbox: Postbox | None = None, limits: Mapping[str, int | None] | None = None
+    ) -> None:
         """Serve the blocks of one worker.
 
         Args:
             model: The model that the worker holds.
             postbox: Leads to the caller's mailbox, where that can be reached.
+            limits: `step_budget` and `byte_budget` of each block; see `Budget`.
         """
         self._model = model
         self._postbox = postbox
+        self._limits = dict(limits or {})
+        self._masks: Mapping[str, Any] = {}
         self._requests: dict[str, Traced] = {}
         self._finished: dict[str, Traced] = {}
         self._current: list[Share] = []
@@ -67,9 +73,10 @@ class WorkerSession:
         traced = Traced(arrival.key, arrival.num_prompt_tokens)
         self._requests[arrival.request_id] = traced
         try:
-            program = decode_program(arrival.program, self._tree, self._device_of)
+            budget = Budget(**self._limits)
+            program = decode_program(arrival.program, self._tree, self._device_of, budget=budget)
             traced.program = program
-            traced.run = program.start(program.values, grad=False, read_only=program.effects.read_only)
+            traced.run = program.start(program.values, grad=False, read_only=program.effects.read_only, budget=budget)
             if not program.effects.read_only:
                 traced.run.log = RowLog()
             traced.run.receipt.details.update(
@@ -109,9 +116,17 @@ class WorkerSession:
                 steps[run] = share.step
         self._hub.begin_step(scopes, steps)
 
+    def constrain(self, masks: Mapping[str, Any]) -> None:
+        """Note which tokens the grammars of requests allow in this step."""
+        self._masks = masks
+
     def offer(self, name: str, live: torch.Tensor) -> None:
         """Serve the logits or the sampled ids, one row per request."""
-        scopes = {run: scope for share in self._current for run, scope in share.value_scopes(live.shape[0]).items()}
+        scopes = {
+            run: self._token_scope(share, scope) if name == "samples" else scope
+            for share in self._current
+            for run, scope in share.value_scopes(live.shape[0]).items()
+        }
         if scopes:
             self._hub.offer(name, live, scopes)
 
@@ -196,6 +211,10 @@ class WorkerSession:
         if self._interleaver is None:
             self._interleaver = Interleaver(self._tree)
         return self._interleaver
+
+    def _token_scope(self, share: Share, scope: RowScope) -> TokenScope:
+        mask = self._masks.get(share.request_id)
+        return TokenScope(scope.start, scope.stop, scope.total, vocabulary=self._model.vocabulary, mask=mask)
 
     def _device_of(self, text: str) -> torch.device:
         """Put a client's GPU tensor on this rank's device."""

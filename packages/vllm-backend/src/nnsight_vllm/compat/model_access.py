@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import nn
 
 from nnsight.errors import UnsupportedFeatureError
+
+# A device that the engine has for itself still holds so much of a block's values.
+_LEAST_BYTES: Final = 1 << 30
 
 
 class WorkerModel:
@@ -62,6 +66,19 @@ class WorkerModel:
         """Whether the client runs on the same host, as it does unless Ray or several nodes are used."""
         parallel = self._config.parallel_config
         return parallel.distributed_executor_backend in (None, "uni", "mp") and getattr(parallel, "nnodes", 1) == 1
+
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids the model knows."""
+        return int(self._config.model_config.get_vocab_size())
+
+    @property
+    def spare_bytes(self) -> int:
+        """How many bytes of this rank's device the engine leaves to others, or a quarter of the memory of a host."""
+        if self.device.type == "cuda":
+            total = int(torch.cuda.get_device_properties(self.device).total_memory)
+            return max(int(total * (1.0 - float(self._config.cache_config.gpu_memory_utilization))), _LEAST_BYTES)
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
 
     @property
     def tensor_parallel_size(self) -> int:

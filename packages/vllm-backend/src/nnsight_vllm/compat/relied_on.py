@@ -104,9 +104,12 @@ _GROUPS = "vllm.distributed.parallel_state"
 
 NAMES: tuple[Name, ...] = (
     # Configuration
-    *_members("vllm.config.vllm:VllmConfig", "additional_config model_config parallel_config scheduler_config"),
+    *_members(
+        "vllm.config.vllm:VllmConfig", "additional_config cache_config model_config parallel_config scheduler_config"
+    ),
     *_members("vllm.config.scheduler:SchedulerConfig", "async_scheduling"),
-    *_members("vllm.config.model:ModelConfig", "dtype max_model_len"),
+    *_members("vllm.config.model:ModelConfig", "dtype get_vocab_size max_model_len"),
+    *_members("vllm.config.cache:CacheConfig", "gpu_memory_utilization"),
     *_members(
         "vllm.config.parallel:ParallelConfig", "distributed_executor_backend nnodes tensor_parallel_size world_size"
     ),
@@ -120,9 +123,10 @@ NAMES: tuple[Name, ...] = (
     Name("vllm.v1.engine.llm_engine:LLMEngine.abort_request", ("request_ids", "internal")),
     Name("vllm.v1.engine.output_processor:OutputProcessor.request_states"),
     Name("vllm.v1.engine.core_client:SyncMPClient.shutdown", ("timeout",)),
-    *_members("vllm.v1.engine.core_client:SyncMPClient", "output_queue_thread"),
+    *_members("vllm.v1.engine.core_client:SyncMPClient", "output_queue_thread outputs_queue utility_results"),
     *_members("vllm.v1.engine.core_client:MPClient", "ctx resources"),
-    *_members("vllm.v1.engine.core_client:BackgroundResources", "ctx"),
+    *_members("vllm.v1.engine.core_client:BackgroundResources", "ctx engine_manager"),
+    Name("vllm.v1.engine.utils:CoreEngineProcManager.processes"),
     Name("vllm:AsyncEngineArgs", ("model",)),
     Name("vllm.v1.engine.async_llm:AsyncLLM"),
     Name("vllm.v1.engine.async_llm:AsyncLLM.from_engine_args", ("engine_args",)),
@@ -183,6 +187,7 @@ NAMES: tuple[Name, ...] = (
     *_members("vllm.v1.worker.gpu_worker:Worker", "model_runner rank"),
     # The scheduler
     Name(_SCHEDULER, ("vllm_config",)),
+    Name(f"{_SCHEDULER}.add_request", ("self", "request")),
     Name(f"{_SCHEDULER}.update_from_output", ("self", "scheduler_output", "model_runner_output")),
     Name(f"{_SCHEDULER}._update_request_with_output", ("self", "request", "new_token_ids")),
     Name(f"{_SCHEDULER}.add_request", ("self", "request")),
@@ -204,6 +209,7 @@ NAMES: tuple[Name, ...] = (
         f"{_OUTPUT}:SchedulerOutput",
         "scheduled_new_reqs num_scheduled_tokens finished_req_ids",
     ),
+    *_members(f"{_OUTPUT}:GrammarOutput", "structured_output_request_ids grammar_bitmask"),
     *_members(f"{_OUTPUT}:NewRequestData", "req_id prompt_token_ids sampling_params"),
     # The V1 runner
     Name(f"{_RUNNER_V1}._update_states", ("self", "scheduler_output"), "V1"),

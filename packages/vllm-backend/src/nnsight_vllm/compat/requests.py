@@ -72,3 +72,15 @@ def stop_tokens_of(request: Any) -> frozenset[int]:
     if not params.ignore_eos:
         tokens |= set(params.all_stop_token_ids)
     return frozenset(tokens)
+
+
+def masks_of(grammar_output: Any) -> dict[str, Any]:
+    """Return which tokens the grammars of requests allow in a step, by request id, one bit each, 32 to a word.
+
+    Source:
+        vLLM 0.27.1, v1/structured_output/utils.py, apply_grammar_bitmask
+    """
+    if grammar_output is None:
+        return {}
+    # One row for each request: there are no draft tokens in an engine of ours.
+    return dict(zip(grammar_output.structured_output_request_ids, grammar_output.grammar_bitmask, strict=True))

@@ -10,12 +10,14 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from nnsight_vllm.compat.requests import arrival_of, stop_tokens_of
+from nnsight_vllm.compat.requests import arrival_of, masks_of, stop_tokens_of
 
 if TYPE_CHECKING:
     from nnsight_vllm.compat.seams import Span, StepListener
 
 ENDED: Final = "nnsight_ended"
+# Why a request ended that its block ended, as vLLM's outputs say it.
+STOP_REASON: Final = "nnsight:stop"
 
 
 class TracedRunner:
@@ -36,6 +38,9 @@ class TracedRunner:
     nnsight_in_flight: Any
 
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
+        if self.nnsight_listener.active:
+            grammar = kwargs["grammar_output"] if "grammar_output" in kwargs else args[0]
+            self.nnsight_listener.constrain(masks_of(grammar))
         output = super().sample_tokens(*args, **kwargs)  # type: ignore[misc]
         return self.nnsight_finish(output) if self.nnsight_listener.active else output
 
