@@ -32,8 +32,7 @@ def read_outcomes(found: Mapping[str, bytes | None], keys: Sequence[str], result
         part = parts[index]
         if part.error is None:
             part.error = EngineError(
-                "vLLM ended the request with an error of its own, which its log tells; one is that a block assigned to "
-                "samples a token that the structured_outputs of its request do not allow"
+                "vLLM ended the request with an error of its own; what it was is in the engine's log"
             )
     outcome = parts[0] if len(parts) == 1 else join_sequences(parts, result)
     _put_on_output(result, outcome)

@@ -166,7 +166,6 @@ NAMES: tuple[Name, ...] = (
     ),
     *_members("vllm.config.vllm:VllmConfig", "lora_config"),
     *_members("vllm.config.scheduler:SchedulerConfig", "max_num_seqs"),
-    Name("vllm.config.model:ModelConfig.get_vocab_size", ("self",)),
     Name(
         "vllm.lora.model_manager:LoRAModelManager",
         ("model", "max_num_seqs", "max_num_batched_tokens", "vocab_size", "lora_config", "device", "vllm_config"),
@@ -187,7 +186,6 @@ NAMES: tuple[Name, ...] = (
     *_members("vllm.v1.worker.gpu_worker:Worker", "model_runner rank"),
     # The scheduler
     Name(_SCHEDULER, ("vllm_config",)),
-    Name(f"{_SCHEDULER}.add_request", ("self", "request")),
     Name(f"{_SCHEDULER}.update_from_output", ("self", "scheduler_output", "model_runner_output")),
     Name(f"{_SCHEDULER}._update_request_with_output", ("self", "request", "new_token_ids")),
     Name(f"{_SCHEDULER}.add_request", ("self", "request")),
