@@ -14,6 +14,7 @@ from nnsight._trace.messages import HandedValue, decode_values
 from nnsight.errors import EngineError
 from nnsight_vllm._mailbox import WAITS_FOR_RESULT
 from nnsight_vllm._transfer import read_shared, remove_shared
+from nnsight_vllm.compat import public
 
 _PARTS = ("named", "unnamed", "changes")
 
@@ -27,12 +28,11 @@ def read_outcomes(found: Mapping[str, bytes | None], keys: Sequence[str], result
         result: The finished output of the request.
     """
     parts = [read_outcome(found[key], result) for key in keys]
-    for completion in result.outputs:
-        part = parts[completion.index]
-        if completion.finish_reason == "error" and part.error is None:
+    for index in public.failed_sequences(result):
+        part = parts[index]
+        if part.error is None:
             part.error = EngineError(
-                "vLLM ended the request with an error of its own, which its log tells; one is that a block assigned to "
-                "samples a token that the structured_outputs of its request do not allow"
+                "vLLM ended the request with an error of its own; what it was is in the engine's log"
             )
     outcome = parts[0] if len(parts) == 1 else join_sequences(parts, result)
     _put_on_output(result, outcome)

@@ -82,6 +82,11 @@ def generate(llm: Any, prompts: Sequence[Any], params: Sequence[Any], **keywords
     return outputs
 
 
+def failed_sequences(output: Any) -> list[int]:
+    """Return which sequences of a finished output vLLM ended with an error of its own."""
+    return [completion.index for completion in output.outputs if completion.finish_reason == "error"]
+
+
 class Completions:
     """The completions of one streamed request: each output carries those that went on, the finished one all of them.
 

@@ -166,11 +166,11 @@ NAMES: tuple[Name, ...] = (
     ),
     *_members("vllm.config.vllm:VllmConfig", "lora_config"),
     *_members("vllm.config.scheduler:SchedulerConfig", "max_num_seqs"),
-    Name("vllm.config.model:ModelConfig.get_vocab_size", ("self",)),
     Name(
         "vllm.lora.model_manager:LoRAModelManager",
         ("model", "max_num_seqs", "max_num_batched_tokens", "vocab_size", "lora_config", "device", "vllm_config"),
     ),
+    Name("vllm.lora:model_manager"),
     *(Name(f"vllm.lora.model_manager:{name}") for name in ("get_punica_wrapper", "from_layer")),
     # The model in a worker
     Name("vllm.lora.layers:BaseLayerWithLoRA"),
