@@ -13,9 +13,10 @@ from nnsight._capture import MISSING, BlockSource, block_names, compile_block, p
 from nnsight._capture.order import names_read_first
 from nnsight._envoy import Envoy, Source, SourceOp
 from nnsight._interleave import BlockRun
+from nnsight._program.analysis import Analyses
 from nnsight._program.containers import difference, snapshot
 from nnsight._program.effects import Effects, summarize
-from nnsight._program.inspected import check_ops, looks_into
+from nnsight._program.inspected import looks_into
 from nnsight._program.pending import Pending
 from nnsight._program.saves import SaveBook, block_helpers, save_names
 
@@ -71,6 +72,7 @@ class Program:
         given: Mapping[str, object],
         value_names: frozenset[str],
         saved: Callable[[object], bool] = lambda value: False,
+        analyses: Analyses | None = None,
     ) -> Program:
         """Capture a block that stands in a frame.
 
@@ -80,6 +82,7 @@ class Program:
             given: Names that the trace itself binds, such as the one after `as`.
             value_names: Names of the request's own values, such as `logits`.
             saved: Tells whether a container was saved outside the block.
+            analyses: What was told of other blocks of the trace.
 
         Raises:
             UnknownLocationError: The block names an op that its forward has not.
@@ -93,11 +96,11 @@ class Program:
                 values[name] = value
         _let_go(values, statements)
         parameters = tuple(sorted(name for name in names.bound if name in values))
-        check_ops(statements, values)
         # A container of several names changes once.
         first = {id(value): name for name, value in sorted(values.items(), reverse=True) if saved(value)}
         returned = tuple(sorted(first.values()))
-        return cls(source, parameters, values, returned, summarize(statements, values, value_names))
+        effects = (analyses or Analyses()).effects(source, statements, values, value_names)
+        return cls(source, parameters, values, returned, effects)
 
     @classmethod
     def from_values(cls, source: BlockSource, values: Mapping[str, object]) -> Program:
