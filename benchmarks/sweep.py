@@ -6,8 +6,8 @@ Every prompt has one token and every invoke keeps one row of one layer, so what 
 itself: capturing its block, sending it, starting it, and bringing home what it saved. Plain vLLM generates for the same
 prompts on the same engine.
 
-`--thread-time` measures the CPU time of the one thread that does everything then, caller's part and worker's: the engine
-runs in this process. What other programs do on the machine counts little. `--profile` prints where that time goes.
+`--thread-time` measures the CPU time of the one thread that does everything then, the caller's part and the worker's:
+the engine runs in this process. What other programs do on the machine counts little. `--profile` prints where it goes.
 """
 
 from __future__ import annotations

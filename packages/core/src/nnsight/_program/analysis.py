@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, NoneType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 import torch
@@ -91,9 +91,9 @@ class _Same:
 
 
 def _mark(value: object) -> Hashable | None:
-    kind = type(value)
+    kind: Any = type(value)
     if kind in _LEAVES:
-        return kind
+        return cast("Hashable", kind)
     if kind in _COLLECTIONS:
         return kind, is_plain(value)
     if isinstance(value, _LASTING) or stands_in(value):

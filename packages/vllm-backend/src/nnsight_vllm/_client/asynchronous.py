@@ -13,12 +13,13 @@ import msgspec
 from nnsight.errors import EngineError
 from nnsight_vllm._client.engine import PATIENCE_S, RunningEngine, read_answers, write_question
 from nnsight_vllm._client.outcomes import read_outcome
-from nnsight_vllm._client.submission import Submission
 from nnsight_vllm._mailbox import WAITS_FOR_RESULT
 from nnsight_vllm.compat import public
 
 if TYPE_CHECKING:
-    from nnsight._trace import Outcome, Request
+    from nnsight._trace import Outcome
+    from nnsight_vllm._client.submission import Submission
+    from nnsight_vllm._mailbox import Message
 
 
 class AsyncEngine(RunningEngine):
@@ -49,12 +50,11 @@ class AsyncEngine(RunningEngine):
                 f"the engine died while it ran a request: {error}; the cause is in its log above"
             ) from error
 
-    async def stream(self, request: Request) -> AsyncGenerator[tuple[Any, Outcome | None], None]:
+    async def stream(self, submission: Submission) -> AsyncGenerator[tuple[Any, Outcome | None], None]:
         """Run a traced request and stream its outputs, the last with what became of the block.
 
         A stream that is closed early ends its request, and nothing of it is left in the engine.
         """
-        submission = Submission.of(request)
         posted = self.mailbox.expect(submission.key) if self.posts else None
         arrived = False
         try:
@@ -73,25 +73,25 @@ class AsyncEngine(RunningEngine):
                 if self.llm is not None:
                     await self._discard(submission.key)
 
-    async def _bring_home(self, key: str, result: Any, posted: Future[bytes] | None) -> Outcome:
-        data = None if posted is None else await self._receive(key, posted)
-        if data is None:
-            data = await self._collect(key, None)
-        if data == WAITS_FOR_RESULT:
-            data = await self._collect(key, result)
-        return await asyncio.to_thread(read_outcome, data, result)
+    async def _bring_home(self, key: str, result: Any, posted: Future[Message] | None) -> Outcome:
+        message = None if posted is None else await self._receive(key, posted)
+        if message is None:
+            message = await self._collect(key, None)
+        if message is not None and message.data == WAITS_FOR_RESULT:
+            message = await self._collect(key, result)
+        return await asyncio.to_thread(read_outcome, message, key, result)
 
-    async def _receive(self, key: str, posted: Future[bytes]) -> bytes | None:
+    async def _receive(self, key: str, posted: Future[Message]) -> Message | None:
         try:
-            found: bytes = await asyncio.wait_for(asyncio.wrap_future(posted), PATIENCE_S)
+            found: Message = await asyncio.wait_for(asyncio.wrap_future(posted), PATIENCE_S)
         except TimeoutError:
             self.mailbox.forget([key])
             return None
         return found
 
-    async def _collect(self, key: str, result: Any) -> bytes | None:
+    async def _collect(self, key: str, result: Any) -> Message | None:
         replies = await self.llm.collective_rpc("nnsight_collect", args=(write_question({key: result}),))
-        return read_answers(replies, [key])[key]
+        return read_answers(replies).get(key)
 
     async def _discard(self, key: str) -> None:
         try:

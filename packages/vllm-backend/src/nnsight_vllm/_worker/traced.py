@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from nnsight._interleave import BlockRun
     from nnsight._program import Program
+    from nnsight._trace.shipping import Template
 
 
 @dataclass
@@ -21,6 +22,7 @@ class Traced:
         run: Its block; None likewise.
         error: Why the program could not be read.
         ended: Whether the scheduler was told to end it.
+        template: What its program shares with those of other requests.
     """
 
     key: str
@@ -29,6 +31,7 @@ class Traced:
     run: BlockRun | None = None
     error: BaseException | None = None
     ended: bool = False
+    template: Template | None = None
 
     @property
     def waits_for_result(self) -> bool:

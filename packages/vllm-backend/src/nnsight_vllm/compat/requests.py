@@ -8,9 +8,9 @@ from nnsight_vllm.compat.seams import Arrival
 from nnsight_vllm.compat.switch import KEY
 
 
-def attach_program(params: Any, key: str, program: bytes) -> None:
-    """Put a program on sampling parameters, beside whatever the caller put there."""
-    params.extra_args = {**(params.extra_args or {}), KEY: {"key": key, "program": program}}
+def attach_program(params: Any, key: str, program: bytes | str, values: bytes) -> None:
+    """Put a program on sampling parameters, beside whatever the caller put there; see `Arrival`."""
+    params.extra_args = {**(params.extra_args or {}), KEY: {"key": key, "program": program, "values": values}}
 
 
 def arrival_of(request: Any) -> Arrival | None:
@@ -20,7 +20,7 @@ def arrival_of(request: Any) -> Arrival | None:
     ours = extra.get(KEY) if extra else None
     if not isinstance(ours, dict):
         return None
-    return Arrival(request.req_id, ours["program"], ours["key"], len(request.prompt_token_ids))
+    return Arrival(request.req_id, ours["program"], ours["values"], ours["key"], len(request.prompt_token_ids))
 
 
 def stop_tokens_of(request: Any) -> frozenset[int]:
