@@ -177,6 +177,19 @@ def test_an_object_that_changes_while_the_trace_is_built_is_looked_at_anew(model
     assert not unknown
 
 
+def test_what_is_proven_of_an_edit_follows_its_values_of_each_invoke(model: Shipping) -> None:
+    layers = list(model)
+    with model.trace() as tracer:
+        for place, by in ((0, 2.0), (7, 2.0), (0, torch.ones(4)), (0, torch.ones(3, 4)), (0, 3.0)):
+            with tracer.invoke(0):
+                layers[place].output[:] += by
+    with model.trace() as tracer:
+        for by in (2.0, torch.ones(4), torch.ones(3, 4), torch.zeros(4)):
+            with tracer.invoke(0):
+                model[0].output[:] *= by
+    assert [program.effects.row_local for program in model.programs] == [True, True, False, True]
+
+
 def test_what_cannot_travel_is_refused_by_its_name(model: Shipping) -> None:
     import threading
 

@@ -25,6 +25,7 @@ from nnsight.errors import OutOfOrderError, OutsideTraceError
 
 if TYPE_CHECKING:
     from nnsight._interleave.recording import Recording
+    from nnsight._interleave.replay import RowLog
     from nnsight._interleave.scope import Scope
     from nnsight._interleave.visit import CallUnderWay
 
@@ -75,6 +76,7 @@ class BlockRun:
         tree: The modules of the model that it runs beside; set by the interleaver.
         recordings: Calls of modules that are recorded for it.
         num_armed: How many of them the interleaver has begun in this step.
+        log: Keeps what the block leaves in rows of the model, where they may have to be written again.
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class BlockRun:
         self.tree: Any = None
         self.recordings: list[Recording] = []
         self.num_armed = 0
+        self.log: RowLog | None = None
         self._body = body
         self._read_only = read_only
         self._modes = BlockModes(grad=grad, inference=inference)
@@ -251,7 +254,7 @@ class BlockRun:
         visits[where] = visits.get(where, 0) + 1
         self._last = location
         self._was_read = False
-        visit = self._visit = Visit(location, live, scope, self._asked, self.call_under_way)
+        visit = self._visit = Visit(location, live, scope, self._asked, self.call_under_way, self.log)
         self._switch(hand_out=not self._writes_only)
         if not self._read_only:
             self._late.look()
@@ -291,7 +294,7 @@ class BlockRun:
             if live is UNSEEN:
                 landed = map_tensors(value, lambda tensor: tensor.clone())
             else:
-                visit = Visit(location, live, scope, self._asked, self.call_under_way)
+                visit = Visit(location, live, scope, self._asked, self.call_under_way, self.log)
                 visit.assign(location, value)
                 landed, _ = visit.land(read_only=False)
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to this request alone

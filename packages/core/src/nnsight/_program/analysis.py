@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, NoneType
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -13,6 +14,7 @@ from nnsight._envoy import Envoy, Source, SourceOp
 from nnsight._program.effects import Effects, summarize
 from nnsight._program.harmless import is_plain, stands_in
 from nnsight._program.inspected import check_ops
+from nnsight._program.uniform import prove_uniform
 
 if TYPE_CHECKING:
     import ast
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from nnsight._capture import BlockSource
 
 # Of values of exactly these types, the analysis looks at the type alone.
-_BY_TYPE: Final = frozenset({NoneType, bool, int, float, complex, str, bytes, range, slice})
+_BY_TYPE: Final = frozenset({NoneType, bool, int, float, complex, str, bytes, range})
 _ALSO_BY_TYPE: Final = frozenset({torch.dtype, torch.device, torch.Generator, torch.Tensor, torch.nn.Parameter})
 _LEAVES: Final = _BY_TYPE | _ALSO_BY_TYPE | {np.ndarray}
 # Of these, whether they hold anything but plain data.
@@ -34,7 +36,8 @@ class Analyses:
 
     def __init__(self) -> None:
         """Begin with none."""
-        self._found: dict[tuple[Hashable, ...], Effects] = {}
+        self._found: dict[Hashable, Effects] = {}
+        self._exactly: dict[Hashable, Effects] = {}
 
     def effects(
         self,
@@ -54,25 +57,42 @@ class Analyses:
         Raises:
             UnknownLocationError: The block names an op that its forward has not.
         """
-        key = self._key(source, values)
+        key = _key(source, values, _mark)
         known = None if key is None else self._found.get(key)
         if known is None:
             check_ops(statements, values)
             known = summarize(statements, values, value_names)
             if key is not None:
                 self._found[key] = known
+        elif not known.read_only:
+            known = self._with_proof(known, source, statements, values)
         return known
 
-    @staticmethod
-    def _key(source: BlockSource, values: Mapping[str, object]) -> tuple[Hashable, ...] | None:
-        """Say what an analysis depends on, or None where that may change without a sign."""
-        parts: list[Hashable] = [source]
-        for name, value in values.items():
-            mark = _mark(value)
-            if mark is None:
-                return None
-            parts += (name, mark)
-        return tuple(parts)
+    def _with_proof(
+        self, known: Effects, source: BlockSource, statements: Sequence[ast.stmt], values: Mapping[str, object]
+    ) -> Effects:
+        """Prove anew what depends on more of the values than their kinds."""
+        key = _key(source, values, _exact_mark)
+        found = None if key is None else self._exactly.get(key)
+        if found is None:
+            uniform = prove_uniform(statements, values)
+            found = replace(known, row_local=uniform.row_local, every_row=uniform.every_row)
+            if key is not None:
+                self._exactly[key] = found
+        return found
+
+
+def _key(
+    source: BlockSource, values: Mapping[str, object], mark: Callable[[object], Hashable | None]
+) -> Hashable | None:
+    """Say what an analysis depends on, or None where that may change without a sign."""
+    parts: list[Hashable] = [source]
+    for name, value in values.items():
+        found = mark(value)
+        if found is None:
+            return None
+        parts += (name, found)
+    return tuple(parts)
 
 
 class _Same:
@@ -102,3 +122,12 @@ def _mark(value: object) -> Hashable | None:
         function = value.__func__ if isinstance(value, MethodType) else value
         return kind, _Same(function), _Same(function.__code__)  # type: ignore[attr-defined]
     return None
+
+
+def _exact_mark(value: object) -> Hashable | None:
+    kind: Any = type(value)
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return kind, tuple(value.shape), value.dtype
+    if kind in _BY_TYPE:
+        return kind, value
+    return None if kind in _COLLECTIONS else _mark(value)

@@ -12,7 +12,7 @@ the block runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
 from types import ModuleType, NoneType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,7 +29,9 @@ from nnsight.errors import WireError
 if TYPE_CHECKING:
     from nnsight._envoy import ModelTree
 
-VERSION: Final = 3
+VERSION: Final = "shipped program 1"
+
+_CONSTANT: Final = tuple(field.name for field in fields(Program) if field.name != "values")
 
 _SCALARS: Final = frozenset({NoneType, bool, int, float, complex, str, bytes, torch.dtype, torch.device})
 _TENSORS: Final = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -57,14 +59,14 @@ def write_programs(programs: Sequence[Program]) -> list[Shipment]:
     shipments: list[Shipment | None] = [None] * len(programs)
     alike: dict[Any, list[int]] = {}
     for number, program in enumerate(programs):
-        alike.setdefault((program.source, _outline(program), tuple(program.values)), []).append(number)
+        alike.setdefault((_outline(program), tuple(program.values)), []).append(number)
     for numbers in alike.values():
         _write_alike([programs[number] for number in numbers], numbers, shipments)
     return [shipment for shipment in shipments if shipment is not None]
 
 
 def _outline(program: Program) -> tuple[Any, ...]:
-    return program.parameters, program.returned, program.effects, program.exports, program.kept
+    return tuple(getattr(program, name) for name in _CONSTANT)
 
 
 def _write_alike(programs: Sequence[Program], numbers: Sequence[int], shipments: list[Shipment | None]) -> None:
@@ -76,21 +78,9 @@ def _write_alike(programs: Sequence[Program], numbers: Sequence[int], shipments:
         chosen = {name: values[name] for name in names}
         return encode(chosen, codecs=codecs, name="") if chosen else b""
 
-    effects = first.effects
-    header = [
-        VERSION,
-        list(astuple(first.source)),
-        [list(first.parameters), list(first.returned), list(first.exports), list(first.kept)],
-        [
-            list(effects.reads),
-            list(effects.writes),
-            list(effects.unknown),
-            effects.uses_result,
-            list(effects.looks_into),
-        ],
-        write(first.values, split.constant),
-        write(first.values, split.copied),
-    ]
+    constant = {name: getattr(first, name) for name in _CONSTANT}
+    plain = {**constant, "source": astuple(first.source), "effects": astuple(first.effects)}
+    header = [VERSION, plain, write(first.values, split.constant), write(first.values, split.copied)]
     template = encode(header, codecs=base_codecs(), name="program")
     for number, program in zip(numbers, programs, strict=True):
         shipments[number] = Shipment(template, write(program.values, split.own))
@@ -199,14 +189,11 @@ class TemplateReader:
             WireError: The bytes are no template of this version.
         """
         header: Any = decode(data, codecs=base_codecs())
-        if not isinstance(header, list) or len(header) != 6 or header[0] != VERSION:
+        if not isinstance(header, list) or len(header) != 4 or header[0] != VERSION:
             raise WireError("the bytes are no program of this version of nnsight; use one version on both sides")
-        _, source, names, effects, constant, copied = header
-        parameters, returned, exports, kept = (tuple(each) for each in names)
-        reads, writes, unknown, uses_result, looked_into = effects
-        summary = Effects(tuple(reads), tuple(writes), tuple(unknown), uses_result, tuple(looked_into))
-        values = self._values(constant) if constant else {}
-        program = Program(BlockSource(*source), parameters, values, returned, summary, exports, kept)
+        _, plain, constant, copied = header
+        parts = {**plain, "source": BlockSource(*plain["source"]), "effects": Effects(*plain["effects"])}
+        program = Program(values=self._values(constant) if constant else {}, **parts)
         return Template(program, copied, self._values)
 
     def _values(self, data: bytes) -> dict[str, object]:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from nnsight._interleave import BlockRun, Interleaver, RowScope
-from nnsight.errors import UnsupportedFeatureError
+from nnsight._interleave import Interleaver, RowLog
 from nnsight_vllm._mailbox import ANNOUNCEMENT, WAITS_FOR_RESULT
 from nnsight_vllm._worker.outcomes import OutcomeWriter
 from nnsight_vllm._worker.programs import ProgramShelf
+from nnsight_vllm._worker.share import Share
 from nnsight_vllm._worker.traced import Traced
 from nnsight_vllm._worker.tree import build_tree
 from nnsight_vllm.compat.records import missing_seams
@@ -22,6 +22,7 @@ from nnsight_vllm.compat.versions import installed_version
 
 if TYPE_CHECKING:
     from nnsight._envoy import ModelTree
+    from nnsight._interleave import BlockRun
     from nnsight_vllm._mailbox import Postbox
     from nnsight_vllm.compat.model_access import WorkerModel
     from nnsight_vllm.compat.seams import Arrival, Span
@@ -41,7 +42,7 @@ class WorkerSession:
         self._postbox = postbox
         self._requests: dict[str, Traced] = {}
         self._finished: dict[str, Traced] = {}
-        self._current: list[tuple[Span, BlockRun]] = []
+        self._current: list[Share] = []
         self._interleaver: Interleaver | None = None
         self._cached_tree: ModelTree | None = None
         self._writer = OutcomeWriter(model)
@@ -71,22 +72,13 @@ class WorkerSession:
             program = traced.program = template.program
             values = template.values(arrival.values)
             traced.run = program.start(values, grad=False, read_only=program.effects.read_only)
+            if not program.effects.read_only:
+                traced.run.log = RowLog()
             traced.run.receipt.details.update(
                 runner=self._model.runner_generation, vllm=installed_version() or "unknown"
             )
         except Exception as error:  # noqa: BLE001 - a program that cannot be read is that request's error
             traced.error = error
-
-    def resume(self, request_id: str) -> None:
-        """See a preempted request come back, which its block cannot follow."""
-        traced = self._requests.get(request_id)
-        if traced is not None and traced.run is not None:
-            traced.run.fail(
-                UnsupportedFeatureError(
-                    "the request was preempted because the KV cache was full, and a block cannot follow a preempted "
-                    "request yet; give the engine more cache (gpu_memory_utilization) or run fewer requests at once"
-                )
-            )
 
     def depart(self, request_ids: Sequence[str]) -> None:
         """See requests end: let the statements after their loops run, and send home what they saved."""
@@ -116,31 +108,19 @@ class WorkerSession:
 
     def begin(self, spans: Sequence[Span], num_rows: int, num_requests: int) -> None:
         """Enter the forward of a step."""
-        self._current = []
+        self._current = [Share(self._requests[span.request_id], span) for span in spans]
         scopes: dict[BlockRun, Any] = {}
         steps: dict[BlockRun, int] = {}
-        for span in spans:
-            traced = self._requests[span.request_id]
-            run = traced.run
-            if run is None or not run.present:
-                continue
-            if span.partial:
-                run.fail(
-                    UnsupportedFeatureError(
-                        "the prompt was split over several steps, so the block would see slices of it; leave "
-                        "enable_chunked_prefill at its default, or raise max_num_batched_tokens"
-                    )
-                )
-                continue
-            self._current.append((span, run))
-            scopes[run] = RowScope(span.start, span.stop, num_rows, alone=num_requests == 1)
-            steps[run] = span.step
+        for share in self._current:
+            share.enter(num_rows, alone=num_requests == 1)
+            for run, scope in share.scopes.items():
+                scopes[run] = scope
+                steps[run] = share.step
         self._hub.begin_step(scopes, steps)
 
     def offer(self, name: str, live: torch.Tensor) -> None:
         """Serve the logits or the sampled ids, one row per request."""
-        total = live.shape[0]
-        scopes = {run: RowScope(span.index, span.index + 1, total) for span, run in self._current}
+        scopes = {run: scope for share in self._current for run, scope in share.value_scopes(live.shape[0]).items()}
         if scopes:
             self._hub.offer(name, live, scopes)
 
@@ -148,6 +128,8 @@ class WorkerSession:
         """Leave the step and return the ids of requests whose block is over before its request."""
         if self._current:
             self._hub.end_step()
+            for share in self._current:
+                share.leave()
             self._current = []
         over = []
         for request_id, traced in self._requests.items():

@@ -23,6 +23,7 @@ class Traced:
         error: Why the program could not be read.
         ended: Whether the scheduler was told to end it.
         template: What its program shares with those of other requests.
+        num_served: How many of its rows the block has been beside; rows that are computed again are not served again.
     """
 
     key: str
@@ -32,6 +33,7 @@ class Traced:
     error: BaseException | None = None
     ended: bool = False
     template: Template | None = None
+    num_served: int = 0
 
     @property
     def waits_for_result(self) -> bool:

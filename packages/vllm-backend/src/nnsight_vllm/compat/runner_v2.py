@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from nnsight_vllm.compat.runners import TracedRunner, step_of
+from nnsight_vllm.compat.runners import TracedRunner
 from nnsight_vllm.compat.seams import Span
 
 
@@ -79,11 +79,6 @@ class RunnerV2(TracedRunner):
         for index, request_id in enumerate(batch.req_ids):
             if listener.knows(request_id):
                 start, stop = int(starts[index]), int(starts[index + 1])
-                end = int(batch.num_computed_tokens_np[index]) + stop - start
-                num_prompt_tokens = listener.num_prompt_tokens(request_id)
-                spans.append(
-                    Span(
-                        request_id, index, start, stop, step_of(end, num_prompt_tokens), partial=end < num_prompt_tokens
-                    )
-                )
+                position = int(batch.num_computed_tokens_np[index])
+                spans.append(Span(request_id, index, start, stop, position))
         return spans

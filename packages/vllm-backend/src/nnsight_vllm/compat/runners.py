@@ -42,7 +42,6 @@ class TracedRunner:
         """See a request come into the batch, for the first time or after it was preempted."""
         listener = self.nnsight_listener
         if listener.knows(request.req_id):
-            listener.resume(request.req_id)
             return
         arrival = arrival_of(request)
         if arrival is not None:
@@ -57,7 +56,7 @@ class TracedRunner:
 
     def nnsight_begin(self, request_ids: Sequence[str], spans: Sequence[Span], num_rows: int) -> None:
         """Enter a forward with the rows of the traced requests, `num_rows` of the batch in all."""
-        real = [span for span in spans if not (span.step > 0 and self._nnsight_is_phantom(span.request_id))]
+        real = [span for span in spans if not self._nnsight_is_phantom(span)]
         if real:
             self.nnsight_listener.begin(real, num_rows, len(request_ids))
         self.nnsight_rows = {request_id: row for row, request_id in enumerate(request_ids)}
@@ -82,17 +81,20 @@ class TracedRunner:
         config: Any = self.vllm_config  # type: ignore[attr-defined]
         return bool(config.scheduler_config.async_scheduling)
 
-    def _nnsight_is_phantom(self, request_id: str) -> bool:
+    def _nnsight_is_phantom(self, span: Span) -> bool:
         """Tell whether the request had sampled its stop token when this step was scheduled.
 
         Under asynchronous scheduling a step is scheduled before the scheduler has seen the last token; the output of
         such a step is dropped. Only requests with stop tokens are looked at, since that waits for the copy of the ids
         which the step before began; the device itself is not waited for.
         """
+        request_id = span.request_id
         stops = self.nnsight_stops.get(request_id)
         output, row = self.nnsight_in_flight, self.nnsight_rows.get(request_id)
         if not stops or output is None or row is None or not hasattr(output, "get_output"):
             return False
+        if span.position < self.nnsight_listener.num_prompt_tokens(request_id):
+            return False  # the step before sampled nothing that counts
         event, ids = self.nnsight_host_copy(output)
         event.synchronize()
         return int(ids[row, -1]) in stops
@@ -150,8 +152,3 @@ def ended_requests(output: Any) -> frozenset[str]:
     """Return the ids that ride on a runner's output."""
     ended: Sequence[str] = getattr(output, ENDED, None) or ()
     return frozenset(ended)
-
-
-def step_of(end: int, num_prompt_tokens: int) -> int:
-    """Return which step of a request computes up to position `end`; the prompt is step 0."""
-    return max(end - num_prompt_tokens, 0)

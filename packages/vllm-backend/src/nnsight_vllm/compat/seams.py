@@ -41,16 +41,19 @@ class Span:
         index: Position of the request in the batch, which is its row of the logits.
         start: Its first row.
         stop: One past its last row.
-        step: Which step of the request this is, by absolute position; the prompt is step 0.
-        partial: Whether the step computes only a part of the prompt.
+        position: Absolute position of its first row in the request, the prompt's first being 0.
     """
 
     request_id: str
     index: int
     start: int
     stop: int
-    step: int
-    partial: bool
+    position: int
+
+    @property
+    def end(self) -> int:
+        """One past the absolute position of its last row."""
+        return self.position + self.stop - self.start
 
 
 class StepListener(Protocol):
@@ -62,9 +65,6 @@ class StepListener(Protocol):
 
     def arrive(self, arrival: Arrival) -> None:
         """Meet a traced request."""
-
-    def resume(self, request_id: str) -> None:
-        """See a preempted request come back."""
 
     def depart(self, request_ids: Sequence[str]) -> None:
         """See requests end, all of which a step told."""

@@ -1,0 +1,100 @@
+"""What one traced request has of a step: rows that its block is served, and rows that are computed again.
+
+Rows are told apart by their absolute position in the request. A request that was preempted computes its prompt and
+what it had generated anew, in one forward or several: those rows were served already, and what the block changed in
+them is written again; the block goes on at the first row that is new.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nnsight._interleave import RowScope, replays
+from nnsight.errors import UnsupportedFeatureError
+
+if TYPE_CHECKING:
+    from nnsight._interleave import BlockRun
+    from nnsight_vllm._worker.traced import Traced
+    from nnsight_vllm.compat.seams import Span
+
+
+class Share:
+    """One request in one step.
+
+    Attributes:
+        step: The step that the request is in; the prompt is step 0.
+        scopes: The blocks that take part, with their rows of the batch.
+    """
+
+    def __init__(self, traced: Traced, span: Span) -> None:
+        """Look at the rows of a request."""
+        self.traced = traced
+        self.step = max(span.end - traced.num_prompt_tokens, 0)
+        self.scopes: dict[BlockRun, RowScope] = {}
+        self._span = span
+        self._samples = span.end >= traced.num_prompt_tokens
+        self._failures: list[Exception] = []
+
+    def enter(self, num_rows: int, *, alone: bool) -> None:
+        """Find out who takes part.
+
+        Args:
+            num_rows: Rows of the whole batch.
+            alone: Whether no other request shares it.
+        """
+        traced, span = self.traced, self._span
+        run = traced.run
+        if run is None:
+            return
+        num_again = max(min(traced.num_served, span.end) - span.position, 0)
+        run.receipt.recomputed += num_again
+        boundary = span.start + num_again
+        if num_again and run.log is not None:
+            self._replay(run, RowScope(span.start, boundary, num_rows), num_again)
+        if boundary == span.stop:
+            return
+        if not self._samples:
+            run.fail(
+                UnsupportedFeatureError(
+                    "the prompt was split over several steps, so the block would see slices of it; leave "
+                    "enable_chunked_prefill at its default, or raise max_num_batched_tokens"
+                )
+            )
+            return
+        traced.num_served = span.end
+        if run.present:
+            if run.log is not None:
+                run.log.position = span.position + num_again
+            self.scopes[run] = RowScope(boundary, span.stop, num_rows, alone=alone and not num_again)
+
+    def value_scopes(self, num_requests: int) -> dict[BlockRun, RowScope]:
+        """Return who takes part in serving a value of the request, such as its logits [requests, vocabulary]."""
+        if not self._samples:
+            return {}
+        index, position = self._span.index, self._span.end - 1
+        scope = RowScope(index, index + 1, num_requests)
+        for run in self.scopes:
+            if run.log is not None:
+                run.log.position = position
+        return dict.fromkeys(self.scopes, scope)
+
+    def leave(self) -> None:
+        """Let the request fail where its rows could not be computed again as its block had left them."""
+        if self._failures and self.traced.run is not None:
+            self.traced.run.fail(self._failures[0])
+
+    def _replay(self, run: BlockRun, scope: RowScope, num_rows: int) -> None:
+        log, first = run.log, self._span.position
+        assert log is not None
+        if log.problem is not None:
+            run.fail(
+                UnsupportedFeatureError(
+                    "the request was preempted because the KV cache was full, and what its block had changed cannot "
+                    f"be written again: {log.problem}; give the engine more cache (gpu_memory_utilization), or run "
+                    "fewer requests at once"
+                )
+            )
+            return
+        over = self._samples and first + num_rows == self._span.end
+        for replay in replays(log, first, num_rows, self._failures.append, samples=over):
+            self.scopes[replay] = scope
