@@ -16,6 +16,7 @@ import shutil
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -69,6 +70,11 @@ class Message:
             return found
 
 
+def news_key(key: str) -> str:
+    """Return what messages are posted under that tell of a request under way."""
+    return f"+{key}"
+
+
 def is_own(address: str) -> bool:
     """Tell whether this very process opened a mailbox, so that nothing has to be posted to it."""
     return _opened.get(address) == os.getpid()
@@ -89,6 +95,7 @@ class Mailbox:
         self._dropped = dropped
         self._lock = threading.Lock()
         self._expected: dict[bytes, Future[Message]] = {}
+        self._listening: dict[bytes, deque[Message]] = {}
         self._announced: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PULL)
@@ -104,6 +111,13 @@ class Mailbox:
             self._expected[key.encode()] = future
         return future
 
+    def listen(self, key: str) -> deque[Message]:
+        """Return where messages are put that tell of a request under way, as they come; `forget` ends it."""
+        heard: deque[Message] = deque()
+        with self._lock:
+            self._listening[news_key(key).encode()] = heard
+        return heard
+
     def announcements(self, count: int, timeout_s: float) -> list[bytes]:
         """Return what so many workers have posted about themselves; fewer where time runs out."""
         found: list[bytes] = []
@@ -117,6 +131,7 @@ class Mailbox:
         """Expect messages no longer."""
         with self._lock:
             for key in keys:
+                self._listening.pop(news_key(key).encode(), None)
                 future = self._expected.pop(key.encode(), None)
                 if future is not None:
                     future.cancel()
@@ -154,14 +169,23 @@ class Mailbox:
                 if keys == ANNOUNCEMENT.encode():
                     self._announced.put(data)
                     continue
-                with self._lock:
-                    found = [self._expected.pop(key, None) for key in keys.split(_BETWEEN_KEYS)]
-                futures = [each for each in found if each is not None and each.set_running_or_notify_cancel()]
-                message = Message(data)
-                for future in futures:
-                    future.set_result(message)
-                if not futures:
-                    self._dropped(data)
+                self._hand_out(keys.split(_BETWEEN_KEYS), Message(data))
+
+    def _hand_out(self, keys: Iterable[bytes], message: Message) -> None:
+        wanted = False
+        with self._lock:
+            found = [self._expected.pop(key, None) for key in keys]
+            for key in keys:
+                heard = self._listening.get(key)
+                if heard is not None:
+                    heard.append(message)
+                    wanted = True
+        for future in found:
+            if future is not None and future.set_running_or_notify_cancel():
+                future.set_result(message)
+                wanted = True
+        if not wanted:
+            self._dropped(message.data)
 
 
 class Postbox:

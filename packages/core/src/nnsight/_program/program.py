@@ -116,7 +116,15 @@ class Program:
         statements = parse_block(source)
         return cls(source, (), dict(values), (), summarize(statements, values, frozenset()))
 
-    def start(self, values: Mapping[str, object], *, grad: bool, inference: bool = False, read_only: bool) -> BlockRun:
+    def start(
+        self,
+        values: Mapping[str, object],
+        *,
+        grad: bool,
+        inference: bool = False,
+        read_only: bool,
+        book: SaveBook | None = None,
+    ) -> BlockRun:
         """Make a run of the block.
 
         Args:
@@ -124,8 +132,9 @@ class Program:
             grad: Grad mode that the block begins in.
             inference: Inference mode that the block begins in.
             read_only: Whether an edit is refused.
+            book: Where saves are marked; a new one by default.
         """
-        book = SaveBook()
+        saves_book = book or SaveBook()
 
         def body(run: BlockRun) -> None:
             before = {name: snapshot(values[name]) for name in self.returned}
@@ -139,10 +148,10 @@ class Program:
                 }
                 run.exports = {name: variables[name] for name in self.exports if name in variables}
 
-            run_source(self.source, self.parameters, values, book, keep)
+            run_source(self.source, self.parameters, values, saves_book, keep)
 
         run = BlockRun(body, grad=grad, inference=inference, read_only=read_only)
-        run.saves = book
+        run.saves = saves_book
         run.looks_into = looks_into(self.effects.looks_into)
         return run
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from nnsight._trace.messages import TRUSTED, block_codecs
 from nnsight._wire import Encoder, decode, items_of, part
 from nnsight.errors import NNsightError, UntransferableValueError, WireError
@@ -29,22 +31,28 @@ class BunchWriter:
         self._encoder = Encoder(block_codecs(result=result), name="")
         self._nodes: list[object] = []
 
-    def add(self, parts: Sequence[Mapping[str, object]]) -> None:
+    def add(self, parts: Sequence[Mapping[str, object]]) -> int:
         """Take in the values of one request, which must not change before `finish` has been written.
 
         Args:
             parts: Values by name, in several parts.
 
+        Returns:
+            The bytes that they take.
+
         Raises:
             UntransferableValueError: One of them cannot travel; none is taken in.
         """
-        encoder = self._encoder
+        encoder, before = self._encoder, self.num_bytes
         try:
-            self._nodes.append(["list", [encoder.node(dict(part)) for part in parts]])
+            node = ["list", [encoder.node(dict(part)) for part in parts]]
         except RecursionError as error:
             raise UntransferableValueError("a value is nested too deeply to travel between processes") from error
         finally:
             encoder.forget()
+        self._nodes.append(node)
+        # Offsets are not filled in yet; they take a few bytes more in a large message.
+        return self.num_bytes - before + len(msgspec.msgpack.encode(node))
 
     @property
     def num_bytes(self) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections import deque
 from collections.abc import AsyncGenerator, Mapping
 from concurrent.futures import Future
 from contextlib import aclosing
@@ -12,7 +14,7 @@ import msgspec
 
 from nnsight.errors import EngineError
 from nnsight_vllm._client.engine import PATIENCE_S, RunningEngine, read_answers, write_question
-from nnsight_vllm._client.outcomes import read_outcome
+from nnsight_vllm._client.outcomes import read_news, read_outcome
 from nnsight_vllm._mailbox import WAITS_FOR_RESULT
 from nnsight_vllm.compat import public
 
@@ -53,25 +55,38 @@ class AsyncEngine(RunningEngine):
     async def stream(self, submission: Submission) -> AsyncGenerator[tuple[Any, Outcome | None], None]:
         """Run a traced request and stream its outputs, the last with what became of the block.
 
-        A stream that is closed early ends its request, and nothing of it is left in the engine.
+        Where the request asks for it, every other output has what was saved since the one before as `saves`. A stream
+        that is closed early ends its request, and nothing of it is left in the engine.
         """
         posted = self.mailbox.expect(submission.key) if self.posts else None
+        heard = self.mailbox.listen(submission.key) if submission.request.prepared.streams else None
         arrived = False
         try:
             running = self.generate(submission.prompt, submission.params, submission.key, **submission.keywords)
             async with aclosing(running) as outputs:
                 async for output in outputs:
                     if not output.finished:
+                        if heard is not None:
+                            output.saves = await self._news(heard, submission.key)
                         yield output, None
                         continue
                     outcome = await self._bring_home(submission.key, output, posted)
                     arrived = True
                     yield output, outcome
         finally:
-            if not arrived:
-                self.mailbox.forget([submission.key])
-                if self.llm is not None:
-                    await self._discard(submission.key)
+            self.mailbox.forget([submission.key])
+            if heard:
+                # The values of a message may lie in a file, which goes when they are read.
+                with contextlib.suppress(Exception):
+                    read_news(heard, submission.key)
+            if not arrived and self.llm is not None:
+                await self._discard(submission.key)
+
+    async def _news(self, heard: deque[Message], key: str) -> dict[str, object]:
+        messages = [heard.popleft() for _ in range(len(heard))]
+        if not messages:
+            return {}
+        return (await asyncio.to_thread(read_news, messages, key)).saves
 
     async def _bring_home(self, key: str, result: Any, posted: Future[Message] | None) -> Outcome:
         message = None if posted is None else await self._receive(key, posted)

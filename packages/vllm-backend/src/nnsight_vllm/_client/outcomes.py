@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from nnsight._interleave import Receipt
 from nnsight._program.failures import rebuild_error
+from nnsight._program.streaming import News
 from nnsight._trace import Outcome
 from nnsight._trace.bunches import read_bunch
 from nnsight._trace.messages import HandedValue
@@ -40,6 +42,17 @@ def read_outcome(message: Message | None, key: str, result: Any) -> Outcome:
         raised, parts = raised or parts, [{}, {}, {}]
     named, unnamed, changes = parts
     return Outcome(named, unnamed, changes, result, raised, Receipt.from_dict(receipt), handed)
+
+
+def read_news(messages: Iterable[Message], key: str) -> News:
+    """Read what a request under way has saved lately, from the messages that tell of it, the first one first."""
+    news = News()
+    for message in messages:
+        *_, parts = message.read(lambda data: _read(data, None)).pop(key)
+        # What cannot be read is told of when the request is over.
+        if not isinstance(parts, Exception):
+            news.add(News(*parts))
+    return news
 
 
 def drop_outcome(data: bytes) -> None:

@@ -53,7 +53,7 @@ class Submission:
         prompt, params = dict(prepared.prompt), public.copy_of_params(prepared.params)
         read_only = request.program.effects.read_only
         public.mark_traced(params, prompt, salt=None if read_only else f"nnsight:{key}")
-        attach_program(params, key, template, own)
+        attach_program(params, key, template, own, streams=prepared.streams)
         given = {name: value for name, value in prepared.keywords.items() if value is not None}
         return cls(request, key, prompt, params, given)
 

@@ -12,9 +12,11 @@ from nnsight._program.failures import describe_error
 from nnsight._trace.bunches import BunchWriter
 from nnsight._trace.messages import TRUSTED, block_codecs, encode_values, write_handed
 from nnsight._wire import decode
+from nnsight_vllm._mailbox import news_key
 from nnsight_vllm._transfer import LARGE_BYTES, remove_shared, write_shared
 
 if TYPE_CHECKING:
+    from nnsight._program.streaming import News
     from nnsight._wire import Parts
     from nnsight_vllm._worker.traced import Traced
     from nnsight_vllm.compat.model_access import WorkerModel
@@ -46,6 +48,22 @@ class OutcomeWriter:
                 bunch = _Bunch()
         if bunch.keys:
             yield bunch.keys, self._finish(bunch)
+
+    def write_news(self, news: Sequence[tuple[str, News]]) -> tuple[list[str], bytes]:
+        """Write what requests under way have saved lately, each with its key.
+
+        Returns:
+            What the message is posted under, and the message.
+        """
+        bunch = _Bunch()
+        for key, each in news:
+            parts = [each.values, each.additions]
+            try:
+                bunch.values.add(parts)
+            except Exception:  # noqa: BLE001 - what cannot travel is told of when the request is over
+                bunch.values.add([_sendable(part, None) for part in parts])
+            bunch.add(key, {}, None, {})
+        return [news_key(key) for key in bunch.keys], self._finish(bunch)
 
     def write_with_result(self, traced: Traced, result_data: bytes) -> bytes:
         """Write what became of a request whose block waits for the finished output.
@@ -90,10 +108,11 @@ class OutcomeWriter:
                 error = error or describe_error(refusal)
         parts = [getattr(run, part) for part in _PARTS]
         try:
-            bunch.values.add(parts)
+            size = bunch.values.add(parts)
         except Exception as refusal:  # noqa: BLE001 - as above
             error = error or describe_error(refusal)
-            bunch.values.add([_sendable(part, bunch.result) for part in parts])
+            size = bunch.values.add([_sendable(part, bunch.result) for part in parts])
+        run.receipt.bytes_home = size
         bunch.add(traced.key, run.receipt.as_dict(), error, exports)
 
     def _finish(self, bunch: _Bunch) -> bytes:

@@ -12,6 +12,7 @@ import torch
 
 from nnsight._interleave import Interleaver, RowLog
 from nnsight_vllm._mailbox import ANNOUNCEMENT, WAITS_FOR_RESULT
+from nnsight_vllm._worker.news import NewsDesk
 from nnsight_vllm._worker.outcomes import OutcomeWriter
 from nnsight_vllm._worker.programs import ProgramShelf
 from nnsight_vllm._worker.share import Share
@@ -47,6 +48,7 @@ class WorkerSession:
         self._cached_tree: ModelTree | None = None
         self._writer = OutcomeWriter(model)
         self._programs = ProgramShelf(lambda: self._tree, self._device_of)
+        self._news = NewsDesk(model, self._writer, postbox)
 
     # Events of the runner -----------------------------------------------------------------------------------------
 
@@ -71,7 +73,8 @@ class WorkerSession:
             template = traced.template = self._programs.template(arrival.program)
             program = traced.program = template.program
             values = template.values(arrival.values)
-            traced.run = program.start(values, grad=False, read_only=program.effects.read_only)
+            book = self._news.watch(arrival.request_id, arrival.key) if arrival.streams else None
+            traced.run = program.start(values, grad=False, read_only=program.effects.read_only, book=book)
             if not program.effects.read_only:
                 traced.run.log = RowLog()
             traced.run.receipt.details.update(
@@ -83,6 +86,7 @@ class WorkerSession:
     def depart(self, request_ids: Sequence[str]) -> None:
         """See requests end: let the statements after their loops run, and send home what they saved."""
         over = []
+        self._news.forget(request_ids)
         for request_id in request_ids:
             traced = self._requests.pop(request_id, None)
             if traced is not None:
@@ -131,6 +135,7 @@ class WorkerSession:
             for share in self._current:
                 share.leave()
             self._current = []
+            self._news.post()
         over = []
         for request_id, traced in self._requests.items():
             run = traced.run
@@ -223,6 +228,7 @@ class WorkerSession:
         for request_id, candidate in self._requests.items():
             if candidate.key == key:
                 del self._requests[request_id]
+                self._news.forget([request_id])
                 self._finish(candidate)
                 return candidate
         return None

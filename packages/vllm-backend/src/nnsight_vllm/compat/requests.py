@@ -8,9 +8,10 @@ from nnsight_vllm.compat.seams import Arrival
 from nnsight_vllm.compat.switch import KEY
 
 
-def attach_program(params: Any, key: str, program: bytes | str, values: bytes) -> None:
+def attach_program(params: Any, key: str, program: bytes | str, values: bytes, *, streams: bool) -> None:
     """Put a program on sampling parameters, beside whatever the caller put there; see `Arrival`."""
-    params.extra_args = {**(params.extra_args or {}), KEY: {"key": key, "program": program, "values": values}}
+    ours: dict[str, object] = {"key": key, "program": program, "values": values}
+    params.extra_args = {**(params.extra_args or {}), KEY: ours | ({"streams": True} if streams else {})}
 
 
 def arrival_of(request: Any) -> Arrival | None:
@@ -20,7 +21,14 @@ def arrival_of(request: Any) -> Arrival | None:
     ours = extra.get(KEY) if extra else None
     if not isinstance(ours, dict):
         return None
-    return Arrival(request.req_id, ours["program"], ours["values"], ours["key"], len(request.prompt_token_ids))
+    return Arrival(
+        request.req_id,
+        ours["program"],
+        ours["values"],
+        ours["key"],
+        len(request.prompt_token_ids),
+        streams=bool(ours.get("streams")),
+    )
 
 
 def stop_tokens_of(request: Any) -> frozenset[int]:

@@ -23,6 +23,7 @@ class Arrival:
         values: The values of the request's own.
         key: The client's id of the request.
         num_prompt_tokens: Length of the prompt.
+        streams: Whether saves go home as they are made.
     """
 
     request_id: str
@@ -30,6 +31,7 @@ class Arrival:
     values: bytes
     key: str
     num_prompt_tokens: int
+    streams: bool = False
 
 
 @dataclass(frozen=True, slots=True)
