@@ -268,6 +268,7 @@ class Tracer:
 
     def _finish(self, frame: FrameType | None, bound: dict[str, object]) -> None:
         requests, self._requests = ask_for_exports(self._requests), []
+        self._analyses = Analyses()
         place = None if frame is None else Place.of(frame)
 
         def arrive(outcomes: list[Outcome], frame: FrameType | None = None) -> None:

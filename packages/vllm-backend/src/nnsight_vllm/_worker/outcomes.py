@@ -40,14 +40,27 @@ class OutcomeWriter:
         Yields:
             The keys of some of the requests, with the message that tells of them.
         """
+        first = 0
         bunch = _Bunch()
-        for traced in ended:
+        for number, traced in enumerate(ended, 1):
             self._add(bunch, traced)
-            if bunch.values.num_bytes >= LARGE_BYTES:
-                yield bunch.keys, self._finish(bunch)
-                bunch = _Bunch()
-        if bunch.keys:
+            if number == len(ended) or bunch.values.num_bytes >= LARGE_BYTES:
+                if bunch.keys:
+                    yield from self._finish_or_part(bunch, ended[first:number])
+                first, bunch = number, _Bunch()
+
+    def _finish_or_part(self, bunch: _Bunch, ended: Sequence[Traced]) -> Iterator[tuple[list[str], bytes]]:
+        """Finish a message, or where a value in it cannot be read, one for each request."""
+        try:
             yield bunch.keys, self._finish(bunch)
+        except Exception as error:  # noqa: BLE001 - it belongs to one request, and the others come home
+            if len(ended) > 1:
+                for traced in ended:
+                    yield from self.write_each([traced])
+                return
+            failed = _Bunch()
+            failed.add_failed(ended[0].key, error)
+            yield failed.keys, self._finish(failed)
 
     def write_news(self, news: Sequence[tuple[str, News]]) -> tuple[list[str], bytes]:
         """Write what requests under way have saved lately, each with its key.
