@@ -49,7 +49,10 @@ class NewsDesk:
 
         def make() -> Iterable[tuple[list[str], bytes]]:
             settled()
-            return [self._writer.write_news(news)]
+            try:
+                return [self._writer.write_news(news)]
+            except Exception:  # noqa: BLE001 - what cannot be read is told of when its request is over
+                return []
 
         postbox.post_each(make)
 
