@@ -220,9 +220,7 @@ class VLLM(TracedModel):
         streams = self._streams_saves(kwargs.pop("stream_saves", False))
         params, keywords = split_keywords(kwargs)
         self.dispatch()
-        prompt = self._prompt(args[0])
-        self._engine.check(len(prompt["prompt_token_ids"]))
-        return PreparedRequest(prompt, params, keywords, streams)
+        return PreparedRequest(self._prompt(args[0]), params, keywords, streams)
 
     def _streams_saves(self, asked: object) -> bool:
         if not isinstance(asked, bool):

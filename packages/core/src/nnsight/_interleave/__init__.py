@@ -3,6 +3,7 @@
 from nnsight._interleave.interleaver import Interleaver
 from nnsight._interleave.location import Location
 from nnsight._interleave.passage import Site
+from nnsight._interleave.pieces import Pieces
 from nnsight._interleave.receipt import Receipt
 from nnsight._interleave.replay import Replay, RowLog, replays
 from nnsight._interleave.run import BlockRun, current_run
@@ -12,6 +13,7 @@ __all__ = [
     "BlockRun",
     "Interleaver",
     "Location",
+    "Pieces",
     "Receipt",
     "Replay",
     "RowLog",

@@ -46,6 +46,17 @@ class Receipt:
         """Return the receipt as plain containers."""
         return {name: copy.copy(getattr(self, name)) for name in _NAMES}
 
+    def include(self, part: Receipt) -> None:
+        """Add what the block did beside a part of the prompt, all of which is step 0."""
+        for own, other in ((self.visits, part.visits), (self.edits, part.edits)):
+            for where, count in other.items():
+                own[where] = own.get(where, 0) + count
+        self.rows = None if self.rows is None and part.rows is None else (self.rows or 0) + (part.rows or 0)
+        for location in part.untouched:
+            self.note_untouched(location)
+        self.seconds += part.seconds
+        self.warnings += [warning for warning in part.warnings if warning not in self.warnings]
+
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Receipt:
         """Rebuild a receipt from `as_dict`."""

@@ -21,9 +21,10 @@ from nnsight._interleave.receipt import Receipt
 from nnsight._interleave.refusals import never_served, out_of_order, read_only
 from nnsight._interleave.structure import map_tensors
 from nnsight._interleave.visit import MISSING, Visit, asking_statement
-from nnsight.errors import OutOfOrderError, OutsideTraceError
+from nnsight.errors import OutOfOrderError, OutsideTraceError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
+    from nnsight._interleave.pieces import Pieces
     from nnsight._interleave.recording import Recording
     from nnsight._interleave.replay import RowLog
     from nnsight._interleave.scope import Scope
@@ -78,6 +79,7 @@ class BlockRun:
         num_armed: How many of them the interleaver has begun in this step.
         tier: How the steps of the request run, for the receipt.
         log: Keeps what the block leaves in rows of the model, where they may have to be written again.
+        pieces: What earlier parts of the prompt had where the block reads, if it is computed in several.
     """
 
     def __init__(
@@ -117,6 +119,7 @@ class BlockRun:
         self.num_armed = 0
         self.tier = "eager"
         self.log: RowLog | None = None
+        self.pieces: Pieces | None = None
         self._body = body
         self._read_only = read_only
         self._modes = BlockModes(grad=grad, inference=inference)
@@ -256,6 +259,12 @@ class BlockRun:
         visits[where] = visits.get(where, 0) + 1
         self._last = location
         self._was_read = False
+        if self.pieces is not None:
+            try:
+                scope = self.pieces.joined(location, live, scope)
+            except UnsupportedFeatureError as error:
+                self._switch(throw=error)
+                return live
         visit = self._visit = Visit(location, live, scope, self._asked, self.call_under_way, self.log)
         self._switch(hand_out=not self._writes_only)
         if not self._read_only:

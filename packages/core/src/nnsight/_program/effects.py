@@ -16,6 +16,7 @@ from nnsight._envoy import Envoy
 from nnsight._interleave.location import SIDES
 from nnsight._program import harmless
 from nnsight._program.inspected import modules_looked_into
+from nnsight._program.static_reads import Place, static_places
 from nnsight._program.uniform import Uniform, prove_uniform
 from nnsight.families import VALUE_NAMES
 
@@ -42,6 +43,8 @@ class Effects:
             are known beforehand: a prompt may be computed in several parts beside it.
         every_row: Whether it does so at every step, inside the model's layers: what the model computes for a token
             beside it follows from the tokens up to that one, for all requests alike.
+        places: Path and side of every place that a read-only program may read a module at; None where that cannot be
+            told before it runs.
     """
 
     reads: tuple[str, ...] = ()
@@ -51,11 +54,17 @@ class Effects:
     looks_into: tuple[str, ...] = ()
     row_local: bool = False
     every_row: bool = False
+    places: tuple[Place, ...] | None = None
 
     @property
     def read_only(self) -> bool:
         """Whether the program is known to change nothing."""
         return not self.writes and not self.unknown
+
+    @property
+    def follows_pieces(self) -> bool:
+        """Whether the prompt may be computed in several parts beside the program."""
+        return self.row_local or (self.read_only and self.places is not None)
 
 
 def summarize(statements: Sequence[ast.stmt], values: Mapping[str, object], names: frozenset[str]) -> Effects:
@@ -69,7 +78,8 @@ def summarize(statements: Sequence[ast.stmt], values: Mapping[str, object], name
     walker = _Walker(values, frozenset({*SIDES, *names}), _bindings(statements))
     for statement in statements:
         walker.visit(statement)
-    uniform = prove_uniform(statements, values) if walker.writes or walker.unknown else Uniform()
+    changes = bool(walker.writes or walker.unknown)
+    uniform = prove_uniform(statements, values) if changes else Uniform()
     return Effects(
         tuple(sorted(walker.reads)),
         tuple(sorted(walker.writes)),
@@ -78,6 +88,7 @@ def summarize(statements: Sequence[ast.stmt], values: Mapping[str, object], name
         modules_looked_into(statements, values),
         uniform.row_local,
         uniform.every_row,
+        None if changes else static_places(statements, values),
     )
 
 

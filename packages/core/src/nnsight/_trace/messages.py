@@ -283,6 +283,7 @@ def encode_program(program: Program) -> bytes:
             list(effects.looks_into),
             effects.row_local,
             effects.every_row,
+            effects.places,
         ],
         values,
         list(program.exports),
@@ -308,8 +309,17 @@ def decode_program(data: bytes, tree: ModelTree, device_of: Callable[[str], torc
     _, source, parameters, returned, effects, values_data, exports, kept = header
     codecs = block_codecs(tree, handed=HandedCodec(device_of, opens=True))
     values: Any = decode(values_data, codecs=codecs, limits=TRUSTED, device_of=device_of)
-    reads, writes, unknown, uses_result, looked_into, *uniform = effects
-    summary = Effects(tuple(reads), tuple(writes), tuple(unknown), uses_result, tuple(looked_into), *uniform)
+    reads, writes, unknown, uses_result, looked_into, row_local, every_row, places = effects
+    summary = Effects(
+        tuple(reads),
+        tuple(writes),
+        tuple(unknown),
+        uses_result,
+        tuple(looked_into),
+        row_local,
+        every_row,
+        None if places is None else tuple([(path, side) for path, side in places]),
+    )
     names = [tuple(each) for each in (parameters, returned, exports, kept)]
     return Program(BlockSource(*source), names[0], values, names[1], summary, names[2], names[3])
 

@@ -51,7 +51,7 @@ class EagerEngine(RunningEngine):
         """Run traced requests to their ends, and bring home what they saved."""
         if self.llm is None:
             raise EngineError("the engine was shut down; build another model")
-        with submitting(requests, shares_host=self.shares_host) as submissions:
+        with submitting(requests, self) as submissions:
             posted = {each.key: self.mailbox.expect(each.key) for each in submissions} if self.posts else {}
             with self._lock:
                 try:

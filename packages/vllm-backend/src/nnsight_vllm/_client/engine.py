@@ -7,7 +7,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -23,6 +23,9 @@ from nnsight_vllm._mailbox import ADDRESS_VARIABLE, Mailbox, Message
 from nnsight_vllm._transfer import PREFIX, remove_shared, shared_folder
 from nnsight_vllm.compat import public
 from nnsight_vllm.compat.records import refuse_missing_seams
+
+if TYPE_CHECKING:
+    from nnsight._program import Effects
 
 # Workers announce themselves before vLLM has loaded the model.
 _ANNOUNCED_S: Final = 10.0
@@ -82,16 +85,18 @@ class RunningEngine:
         """The longest sequence that the engine takes, in tokens."""
         return self._max_model_len
 
-    def check(self, num_prompt_tokens: int) -> None:
-        """Refuse a traced prompt that could not be computed as its block needs it.
+    def keeps_whole(self, num_prompt_tokens: int, effects: Effects) -> bool:
+        """Tell whether a traced prompt must be kept whole by the scheduler, where it splits others.
 
         Raises:
-            InvalidRequestError: With the reason of the plugin that decided.
+            InvalidRequestError: The prompt cannot be computed as its block needs it, with the reason of the plugin that
+                decided.
         """
-        facts = PromptFacts(num_prompt_tokens, self._budget, self._splits, read_only=False)
+        facts = PromptFacts(num_prompt_tokens, self._budget, self._splits, effects.read_only, effects.follows_pieces)
         policy = plugin_manager().hook.resolve_prefill_policy(facts=facts)
         if policy is not None and policy.how == "refused":
             raise InvalidRequestError(policy.reason)
+        return self._splits and (policy is None or policy.how != "split")
 
     def shutdown(self) -> None:
         """End the engine's processes."""

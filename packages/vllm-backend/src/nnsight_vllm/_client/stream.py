@@ -98,7 +98,7 @@ class TraceStream:
     async def _merged(self) -> AsyncGenerator[tuple[int, Any, Outcome | None], None]:
         """Run the requests at once, but those that need values of others after these; yield what comes of any."""
         ready = [number for number, request in enumerate(self._requests) if not request.program.pending]
-        with submitting([self._requests[number] for number in ready], shares_host=self._engine.shares_host) as made:
+        with submitting([self._requests[number] for number in ready], self._engine) as made:
             if len(self._requests) == 1:
                 async with aclosing(self._engine.stream(made[0])) as outputs:
                     async for output, outcome in outputs:
@@ -131,7 +131,7 @@ class TraceStream:
                         await over[pending.invoke]
                     done = [each.result() if each.done() else None for each in over]
                     handed = hand_over(request, done)
-                    with submitting([handed], shares_host=self._engine.shares_host) as [submission]:
+                    with submitting([handed], self._engine) as [submission]:
                         await stream(number, submission)
                 waiting.put_nowait(None)
             except HandoverError as error:

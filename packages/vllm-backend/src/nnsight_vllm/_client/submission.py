@@ -15,6 +15,7 @@ from nnsight_vllm.compat.requests import attach_program
 
 if TYPE_CHECKING:
     from nnsight._trace import Request
+    from nnsight_vllm._client.engine import RunningEngine
     from nnsight_vllm._client.prepared import PreparedRequest
 
 # A template of several requests that is larger lies in shared memory, and each request says where.
@@ -40,42 +41,48 @@ class Submission:
     keywords: dict[str, Any]
 
     @classmethod
-    def of(cls, request: Request, template: bytes | str, own: bytes) -> Submission:
+    def of(cls, request: Request, engine: RunningEngine, template: bytes | str, own: bytes) -> Submission:
         """Put a program on the sampling parameters of a request.
 
         Args:
             request: The request.
+            engine: Runs it.
             template: What its program shares with others, or the file that this lies in.
             own: The values of its own.
+
+        Raises:
+            InvalidRequestError: The engine cannot compute the prompt as the block needs it.
         """
         prepared: PreparedRequest = request.prepared
         key = secrets.token_hex(16)
         prompt, params = dict(prepared.prompt), public.copy_of_params(prepared.params)
-        read_only = request.program.effects.read_only
-        public.mark_traced(params, prompt, salt=None if read_only else f"nnsight:{key}")
-        attach_program(params, key, template, own, streams=prepared.streams)
+        effects = request.program.effects
+        whole = engine.keeps_whole(len(prompt["prompt_token_ids"]), effects)
+        public.mark_traced(params, prompt, salt=None if effects.read_only else f"nnsight:{key}")
+        attach_program(params, key, template, own, whole=whole, streams=prepared.streams)
         given = {name: value for name, value in prepared.keywords.items() if value is not None}
         return cls(request, key, prompt, params, given)
 
 
 @contextmanager
-def submitting(requests: Sequence[Request], *, shares_host: bool) -> Iterator[list[Submission]]:
+def submitting(requests: Sequence[Request], engine: RunningEngine) -> Iterator[list[Submission]]:
     """Write the programs of requests, and keep them within reach of the workers until the requests are over.
 
     Args:
         requests: The requests of a trace.
-        shares_host: Whether all workers run on this host.
+        engine: Runs them.
 
     Raises:
         UntransferableValueError: A value that a block names cannot travel.
+        InvalidRequestError: The engine cannot compute a prompt as its block needs it.
     """
     shipments = write_programs([request.program for request in requests])
     files: dict[int, str] = {}
     try:
-        if shares_host:
+        if engine.shares_host:
             files = _write_large(shipments)
         yield [
-            Submission.of(request, files.get(id(shipment.template), shipment.template), shipment.own)
+            Submission.of(request, engine, files.get(id(shipment.template), shipment.template), shipment.own)
             for request, shipment in zip(requests, shipments, strict=True)
         ]
     finally:

@@ -72,9 +72,9 @@ class WorkerSession:
         try:
             template = traced.template = self._programs.template(arrival.program)
             program = traced.program = template.program
-            values = template.values(arrival.values)
+            traced.own = arrival.values
             book = self._news.watch(arrival.request_id, arrival.key) if arrival.streams else None
-            traced.run = program.start(values, grad=False, read_only=program.effects.read_only, book=book)
+            traced.run = program.start(traced.values(), grad=False, read_only=program.effects.read_only, book=book)
             if not program.effects.read_only:
                 traced.run.log = RowLog()
             traced.run.receipt.details.update(

@@ -3,13 +3,16 @@
 Rows are told apart by their absolute position in the request. A request that was preempted computes its prompt and
 what it had generated anew, in one forward or several: those rows were served already, and what the block changed in
 them is written again; the block goes on at the first row that is new.
+
+A prompt may be computed in several parts. A block that changes every row alike runs beside each of them; of one that
+reads at places known beforehand, the rows there are kept until the last part, beside which it runs.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nnsight._interleave import RowScope, replays
+from nnsight._interleave import Pieces, RowScope, replays
 from nnsight.errors import UnsupportedFeatureError
 
 if TYPE_CHECKING:
@@ -34,6 +37,7 @@ class Share:
         self._span = span
         self._samples = span.end >= traced.num_prompt_tokens
         self._failures: list[Exception] = []
+        self._part: BlockRun | None = None
 
     def enter(self, num_rows: int, *, alone: bool) -> None:
         """Find out who takes part.
@@ -53,7 +57,35 @@ class Share:
             self._replay(run, RowScope(span.start, boundary, num_rows), num_again)
         if boundary == span.stop:
             return
-        if not self._samples:
+        position = span.position + num_again
+        if run.log is not None:
+            run.log.position = position
+        if self._samples:
+            traced.num_served = span.end
+            if self.step > 0:
+                run.pieces = None
+            if run.present:
+                self.scopes[run] = RowScope(boundary, span.stop, num_rows, alone=alone and not num_again)
+        elif run.error is None:
+            self._enter_part(run, RowScope(boundary, span.stop, num_rows))
+
+    def _enter_part(self, run: BlockRun, scope: RowScope) -> None:
+        """Take part in a step that computes a part of the prompt other than its last."""
+        program = self.traced.program
+        assert program is not None
+        effects = program.effects
+        if effects.row_local:
+            self._part = part = program.start(self.traced.values(), grad=False, read_only=False)
+            part.log = run.log
+            self.scopes[part] = scope
+        elif effects.read_only and effects.places is not None:
+            if run.pieces is None:
+                run.pieces = Pieces(effects.places)
+            for gatherer in run.pieces.gatherers():
+                self.scopes[gatherer] = scope
+            # The block is served these rows with those of the last part.
+            run.receipt.rows = (run.receipt.rows or 0) + scope.num_rows
+        else:
             run.fail(
                 UnsupportedFeatureError(
                     "the prompt was split over several steps, so the block would see slices of it; leave "
@@ -61,11 +93,7 @@ class Share:
                 )
             )
             return
-        traced.num_served = span.end
-        if run.present:
-            if run.log is not None:
-                run.log.position = span.position + num_again
-            self.scopes[run] = RowScope(boundary, span.stop, num_rows, alone=alone and not num_again)
+        self.traced.num_served = self._span.end
 
     def value_scopes(self, num_requests: int) -> dict[BlockRun, RowScope]:
         """Return who takes part in serving a value of the request, such as its logits [requests, vocabulary]."""
@@ -79,9 +107,17 @@ class Share:
         return dict.fromkeys(self.scopes, scope)
 
     def leave(self) -> None:
-        """Let the request fail where its rows could not be computed again as its block had left them."""
-        if self._failures and self.traced.run is not None:
-            self.traced.run.fail(self._failures[0])
+        """Let the request fail where its rows could not be computed as its block left them, or leaves them."""
+        run, part = self.traced.run, self._part
+        if run is None:
+            return
+        if part is not None:
+            part.close()
+            run.receipt.include(part.receipt)
+            if part.error is not None:
+                run.fail(part.error)
+        if self._failures:
+            run.fail(self._failures[0])
 
     def _replay(self, run: BlockRun, scope: RowScope, num_rows: int) -> None:
         log, first = run.log, self._span.position

@@ -23,6 +23,7 @@ class Traced:
         error: Why the program could not be read.
         ended: Whether the scheduler was told to end it.
         template: What its program shares with those of other requests.
+        own: The values of its own, as they travelled.
         num_served: How many of its rows the block has been beside; rows that are computed again are not served again.
     """
 
@@ -33,7 +34,12 @@ class Traced:
     error: BaseException | None = None
     ended: bool = False
     template: Template | None = None
+    own: bytes = b""
     num_served: int = 0
+
+    def values(self) -> dict[str, object]:
+        """Return the values of a run of its program, which no other run is given."""
+        return {} if self.template is None else self.template.values(self.own)
 
     @property
     def waits_for_result(self) -> bool:

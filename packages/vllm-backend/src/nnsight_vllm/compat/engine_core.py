@@ -7,6 +7,7 @@ from typing import Any
 
 from nnsight_vllm.compat.runners import ended_requests
 from nnsight_vllm.compat.switch import options_of
+from nnsight_vllm.compat.whole_prompts import WholePrompts
 
 
 def wrap_get_scheduler_cls(get_scheduler_cls: Any) -> Any:
@@ -28,7 +29,7 @@ def traced_scheduler(base: type) -> type:
     if getattr(base, "nnsight_traced", False):
         return base
 
-    class TracedScheduler(base):
+    class TracedScheduler(WholePrompts, base):
         """Ends a request when the runner says that its block is over, whatever `ignore_eos` and `min_tokens` say."""
 
         nnsight_traced = True

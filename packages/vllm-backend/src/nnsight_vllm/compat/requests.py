@@ -8,10 +8,27 @@ from nnsight_vllm.compat.seams import Arrival
 from nnsight_vllm.compat.switch import KEY
 
 
-def attach_program(params: Any, key: str, program: bytes | str, values: bytes, *, streams: bool) -> None:
-    """Put a program on sampling parameters, beside whatever the caller put there; see `Arrival`."""
-    ours: dict[str, object] = {"key": key, "program": program, "values": values}
+def attach_program(params: Any, key: str, program: bytes | str, values: bytes, *, whole: bool, streams: bool) -> None:
+    """Put a program on sampling parameters, beside whatever the caller put there.
+
+    Args:
+        params: The sampling parameters.
+        key: The client's id of the request.
+        program: The template of the program as it travels, or the file in shared memory that it lies in.
+        values: The values of the request's own.
+        whole: Whether the prompt must be computed in one step.
+        streams: Whether saves go home as they are made.
+    """
+    ours: dict[str, object] = {"key": key, "program": program, "values": values, "whole": whole}
     params.extra_args = {**(params.extra_args or {}), KEY: ours | ({"streams": True} if streams else {})}
+
+
+def needs_whole_prompt(request: Any) -> bool:
+    """Tell whether a request of the scheduler carries a block that cannot follow its prompt in pieces."""
+    params = request.sampling_params
+    extra = params.extra_args if params is not None else None
+    ours = extra.get(KEY) if extra else None
+    return isinstance(ours, dict) and bool(ours.get("whole"))
 
 
 def arrival_of(request: Any) -> Arrival | None:
