@@ -19,6 +19,7 @@ from nnsight_vllm._client.sampling import plain_names, split_keywords
 from nnsight_vllm._client.settings import Setting, chosen_runner, engine_settings
 from nnsight_vllm._client.stream import TraceStream, gather_outputs
 from nnsight_vllm._worker.tree import VALUES
+from nnsight_vllm.compat.switch import DEFAULT_BUDGETS, SPARE
 from nnsight_vllm.compat.versions import refuse_unsupported
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class VLLM(TracedModel):
         mode: str = "sync",
         taps: Sequence[str] | None = None,
         rename: Mapping[str, str] | None = None,
+        step_budget: int | None = DEFAULT_BUDGETS["step_budget"],
+        byte_budget: int | str | None = SPARE,
         **engine_keywords: Any,
     ) -> None:
         """Build the module tree, and start the engine if asked to.
@@ -64,6 +67,10 @@ class VLLM(TracedModel):
                 `AsyncLLM`, whose traces are awaited or iterated at `tracer.backend`.
             taps: Locations that are served under CUDA graphs.
             rename: Extra names of modules: an alias for each path, such as `{"model.layers": "layers"}`.
+            step_budget: How many iterations of loops and calls of functions a block may run in each step of its
+                request; None for no limit.
+            byte_budget: How many bytes a block may hold, in copies that it keeps and in what it saved; `"spare"` for as
+                much as the engine leaves of its device (a quarter of the memory on a CPU), None for no limit.
             **engine_keywords: Everything else goes to vLLM's engine as it is.
 
         Raises:
@@ -82,7 +89,9 @@ class VLLM(TracedModel):
         name = "tapped" if taps is not None else "async" if mode == "async" else "eager"
         self._engine_spec = find_engine("vllm", name)
         self._repo = repo = os.fspath(repo)
-        self._keywords, self._settings = engine_settings(engine_keywords)
+        self._keywords, self._settings = engine_settings(
+            {**engine_keywords, "step_budget": step_budget, "byte_budget": byte_budget}
+        )
         self._engine: Any = None
         self._finalizer: Any = None
         self._meta_tokenizer: Any = None
@@ -194,7 +203,7 @@ class VLLM(TracedModel):
         converted = [self._prompt(prompt) for prompt in (prompts if several else [prompts])]
         if self._is_asynchronous:
             return gather_outputs(self._engine, converted, params, request_keywords, several=several)
-        joined = {name: [value] * len(converted) for name, value in request_keywords.items() if value is not None}
+        joined = {name: [value] * len(converted) for name, value in request_keywords.items()}
         outputs = self._engine.generate(converted, [params] * len(converted), **joined)
         return outputs if several else outputs[0]
 

@@ -1,5 +1,6 @@
 """Run blocks beside a forward: each block is a greenlet that waits for the values it names."""
 
+from nnsight._interleave.budget import Budget
 from nnsight._interleave.interleaver import Interleaver
 from nnsight._interleave.location import Location
 from nnsight._interleave.passage import Site
@@ -11,6 +12,7 @@ from nnsight._interleave.scope import RowScope, Scope, WholeScope
 
 __all__ = [
     "BlockRun",
+    "Budget",
     "Interleaver",
     "Location",
     "Pieces",

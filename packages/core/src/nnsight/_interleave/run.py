@@ -21,9 +21,12 @@ from nnsight._interleave.receipt import Receipt
 from nnsight._interleave.refusals import never_served, out_of_order, read_only
 from nnsight._interleave.structure import map_tensors
 from nnsight._interleave.visit import MISSING, Visit, asking_statement
-from nnsight.errors import OutOfOrderError, OutsideTraceError, UnsupportedFeatureError
+from nnsight.errors import BudgetExceededError, OutOfOrderError, OutsideTraceError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nnsight._interleave.budget import Budget, ByteBudget
     from nnsight._interleave.pieces import Pieces
     from nnsight._interleave.recording import Recording
     from nnsight._interleave.replay import RowLog
@@ -76,6 +79,7 @@ class BlockRun:
         loop: The loop over steps that the block is in, as it is spelled.
         tree: The modules of the model that it runs beside; set by the interleaver.
         recordings: Calls of modules that are recorded for it.
+        budget: How much it may run and hold; None without a limit.
         num_armed: How many of them the interleaver has begun in this step.
         tier: How the steps of the request run, for the receipt.
         log: Keeps what the block leaves in rows of the model, where they may have to be written again.
@@ -118,6 +122,7 @@ class BlockRun:
         self.recordings: list[Recording] = []
         self.num_armed = 0
         self.tier = "eager"
+        self.budget: Budget | None = None
         self.log: RowLog | None = None
         self.pieces: Pieces | None = None
         self._body = body
@@ -144,6 +149,12 @@ class BlockRun:
     def records(self) -> bool:
         """Whether calls are recorded for it."""
         return bool(self.recordings) and not self.stopped and self.error is None
+
+    def limit(self, budget: Budget | None, saved: Callable[[], Iterable[object]]) -> None:
+        """Limit what the block may run and hold; `saved` returns the values that it has saved."""
+        self.budget = budget
+        if budget is not None and budget.bytes is not None:
+            budget.bytes.saved = saved
 
     # What the block calls -----------------------------------------------------------------------------------------
 
@@ -234,6 +245,8 @@ class BlockRun:
         """Tell the block that its request enters `step`, owning `scope` of the batch; start or resume it if due."""
         self.step = step
         self.scope = scope
+        if self.budget is not None:
+            self.budget.renew()
         if self.present:
             self._count_step(scope)
         if self.finished:
@@ -267,6 +280,8 @@ class BlockRun:
                 return live
         visit = self._visit = Visit(location, live, scope, self._asked, self.call_under_way, self.log)
         self._switch(hand_out=not self._writes_only)
+        if self.budget is not None and self.budget.bytes is not None:
+            self._charge(visit, self.budget.bytes)
         if not self._read_only:
             self._late.look()
         if visit.is_untouched():
@@ -425,6 +440,14 @@ class BlockRun:
             self._visit = None
             self.receipt.seconds += time.perf_counter() - began
             self._modes.leave()
+
+    def _charge(self, visit: Visit, budget: ByteBudget) -> None:
+        try:
+            for copy in visit.copies():
+                budget.note(copy)
+            budget.refuse_overrun()
+        except BudgetExceededError as error:
+            self.fail(error)
 
     def _watch(self, visit: Visit) -> None:
         # The source of a read-only program shows no edit, so there is no late one to warn of.

@@ -229,6 +229,10 @@ class Visit:
         )
         checking.land(self._live, value, location.name)
 
+    def copies(self) -> list[torch.Tensor]:
+        """Return the tensors that were copied for the block."""
+        return [own for own, _, _ in self._handed]
+
     def is_untouched(self) -> bool:
         """Tell at a glance that the block changed nothing; False where it takes a closer look."""
         if self._sums and any([total.is_changed() for total in (*self._sums.values(), *self._stale)]):

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from nnsight._envoy import ModelTree
-from nnsight._interleave import BlockRun, Interleaver, WholeScope
+from nnsight._interleave import BlockRun, Budget, Interleaver, WholeScope
+from nnsight._interleave.budget import check_limit
 from nnsight._torch.localize import localize
 from nnsight._trace import Outcome, Request, TracedModel
 from nnsight._trace.outcomes import finish_run
@@ -51,20 +52,35 @@ class NNsight(TracedModel):
 
     backend_name = "torch"
 
-    def __init__(self, module: nn.Module, *, rename: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        rename: Mapping[str, str] | None = None,
+        step_budget: int | None = None,
+        byte_budget: int | None = None,
+    ) -> None:
         """Wrap a module, which stays as it is.
 
         Args:
             module: The module.
             rename: Extra names of modules: an alias for each path, such as `{"transformer.h": "layers"}`.
+            step_budget: How many iterations of loops and calls of functions a block may run in each step; None for no
+                limit.
+            byte_budget: How many bytes a block may hold, in copies that it keeps and in what it saved; None for no
+                limit.
 
         Raises:
             TypeError: `module` is no `torch.nn.Module`.
             UnknownLocationError: A renamed path names no module.
-            InvalidRequestError: An alias is taken.
+            InvalidRequestError: An alias is taken, or a budget is no number above zero.
         """
         if not isinstance(module, nn.Module):
             raise TypeError(f"NNsight takes a torch.nn.Module, not a {type(module).__name__}")
+        self._budgets = {
+            "step_budget": check_limit("step_budget", step_budget),
+            "byte_budget": check_limit("byte_budget", byte_budget),
+        }
         self._module = module
         # Blocks replace the forward of modules on the instance, so one trace of a module runs at a time.
         self._lock = _LOCKS.setdefault(module, threading.RLock())
@@ -94,9 +110,14 @@ class NNsight(TracedModel):
 
     def _run_one(self, request: Request) -> Outcome:
         seen: dict[object, object] = {}
-        values = {name: localize(value, seen) for name, value in request.program.values.items()}
+        budget = Budget(**self._budgets)
+        values = {name: localize(value, seen, budget.steps) for name, value in request.program.values.items()}
         run = request.program.start(
-            values, grad=torch.is_grad_enabled(), inference=torch.is_inference_mode_enabled(), read_only=False
+            values,
+            grad=torch.is_grad_enabled(),
+            inference=torch.is_inference_mode_enabled(),
+            read_only=False,
+            budget=budget,
         )
         try:
             result = _Forward(self._tree, self._module, run).call(request.prepared)

@@ -3,8 +3,8 @@
 from nnsight._trace.block_tracer import BlockTracer
 from nnsight._trace.cache import Cache
 from nnsight._trace.model import TracedModel
-from nnsight._trace.request import Outcome, Request
+from nnsight._trace.request import Outcome, Request, join_sequences
 from nnsight._trace.session import Session
 from nnsight._trace.tracer import Tracer
 
-__all__ = ["BlockTracer", "Cache", "Outcome", "Request", "Session", "TracedModel", "Tracer"]
+__all__ = ["BlockTracer", "Cache", "Outcome", "Request", "Session", "TracedModel", "Tracer", "join_sequences"]

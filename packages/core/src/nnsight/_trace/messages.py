@@ -26,6 +26,7 @@ from nnsight.plugins import plugin_manager
 if TYPE_CHECKING:
     import torch
 
+    from nnsight._interleave import Budget
     from nnsight._wire import Decoder, Encoder, Fetch, Parts
 
 VERSION = 3
@@ -221,7 +222,11 @@ def base_codecs() -> CodecTable:
 
 
 def block_codecs(
-    tree: ModelTree | None = None, *, result: object = None, handed: HandedCodec | None = None
+    tree: ModelTree | None = None,
+    *,
+    result: object = None,
+    handed: HandedCodec | None = None,
+    budget: Budget | None = None,
 ) -> CodecTable:
     """Return codecs that also carry functions, envoys, tracers and the result of the request.
 
@@ -229,8 +234,11 @@ def block_codecs(
         tree: Where envoys are found, on the side that reads a program.
         result: The finished output, known to both sides.
         handed: Reads values that invokes hand to others.
+        budget: What functions that are read count for.
     """
     table = _plain_block_codecs() if tree is None and handed is None else _make_block_codecs(tree, handed)
+    if budget is not None:
+        table = table.extended({FunctionType: FunctionCodec(budget)})
     if result is None:
         return table
     codec = ResultCodec(result)
@@ -292,13 +300,20 @@ def encode_program(program: Program) -> bytes:
     return encode(header, codecs=base_codecs(), name="program")
 
 
-def decode_program(data: bytes, tree: ModelTree, device_of: Callable[[str], torch.device] | None = None) -> Program:
+def decode_program(
+    data: bytes,
+    tree: ModelTree,
+    device_of: Callable[[str], torch.device] | None = None,
+    *,
+    budget: Budget | None = None,
+) -> Program:
     """Read a program whose envoys are those of `tree`.
 
     Args:
         data: What `encode_program` wrote.
         tree: The modules where the program runs.
         device_of: Where tensors go, by the device that they came from.
+        budget: What its functions count for; the program is started with it.
 
     Raises:
         WireError: The bytes are no program of this version.
@@ -307,7 +322,7 @@ def decode_program(data: bytes, tree: ModelTree, device_of: Callable[[str], torc
     if not isinstance(header, list) or len(header) != 8 or header[0] != VERSION:
         raise WireError("the bytes are no program of this version of nnsight; use one version on both sides")
     _, source, parameters, returned, effects, values_data, exports, kept = header
-    codecs = block_codecs(tree, handed=HandedCodec(device_of, opens=True))
+    codecs = block_codecs(tree, handed=HandedCodec(device_of, opens=True), budget=budget)
     values: Any = decode(values_data, codecs=codecs, limits=TRUSTED, device_of=device_of)
     reads, writes, unknown, uses_result, looked_into, row_local, every_row, places = effects
     summary = Effects(

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
-from types import ModuleType, NoneType
+from types import FunctionType, ModuleType, NoneType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from nnsight._capture import BlockSource
 from nnsight._envoy import Envoy, Source, SourceOp
-from nnsight._program import Effects, Program
+from nnsight._program import Effects, FunctionCodec, Program
 from nnsight._program.harmless import stands_in
 from nnsight._trace.messages import TRUSTED, HandedCodec, HandedValue, base_codecs, block_codecs
 from nnsight._wire import decode, encode
@@ -28,6 +28,7 @@ from nnsight.errors import WireError
 
 if TYPE_CHECKING:
     from nnsight._envoy import ModelTree
+    from nnsight._interleave import Budget
 
 VERSION: Final = "shipped program 1"
 
@@ -147,17 +148,20 @@ class Template:
         program: The program, with the values that all runs share.
     """
 
-    def __init__(self, program: Program, copied: bytes, read: Callable[[bytes], dict[str, object]]) -> None:
+    def __init__(
+        self, program: Program, copied: bytes, read: Callable[[bytes, Budget | None], dict[str, object]]
+    ) -> None:
         """Keep the bytes of the values that each run is given anew."""
         self.program = program
         self._copied = copied
         self._read = read
 
-    def values(self, own: bytes) -> dict[str, object]:
+    def values(self, own: bytes, budget: Budget | None = None) -> dict[str, object]:
         """Return the values of one run.
 
         Args:
             own: The values that the request brought.
+            budget: What functions among them count for; the run is started with it.
 
         Raises:
             WireError: The bytes are no such values.
@@ -165,7 +169,7 @@ class Template:
         found = dict(self.program.values)
         for data in (self._copied, own):
             if data:
-                found.update(self._read(data))
+                found.update(self._read(data, budget))
         return found
 
 
@@ -193,11 +197,12 @@ class TemplateReader:
             raise WireError("the bytes are no program of this version of nnsight; use one version on both sides")
         _, plain, constant, copied = header
         parts = {**plain, "source": BlockSource(*plain["source"]), "effects": Effects(*plain["effects"])}
-        program = Program(values=self._values(constant) if constant else {}, **parts)
+        program = Program(values=self._values(constant, None) if constant else {}, **parts)
         return Template(program, copied, self._values)
 
-    def _values(self, data: bytes) -> dict[str, object]:
-        values: Any = decode(data, codecs=self._codecs, limits=TRUSTED, device_of=self._device_of)
+    def _values(self, data: bytes, budget: Budget | None) -> dict[str, object]:
+        codecs = self._codecs if budget is None else self._codecs.extended({FunctionType: FunctionCodec(budget)})
+        values: Any = decode(data, codecs=codecs, limits=TRUSTED, device_of=self._device_of)
         if not isinstance(values, dict):
             raise WireError("the bytes are no values of a program")
         return values

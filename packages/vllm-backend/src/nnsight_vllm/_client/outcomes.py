@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -10,7 +10,7 @@ import msgspec
 from nnsight._interleave import Receipt
 from nnsight._program.failures import rebuild_error
 from nnsight._program.streaming import News
-from nnsight._trace import Outcome
+from nnsight._trace import Outcome, join_sequences
 from nnsight._trace.bunches import read_bunch
 from nnsight._trace.messages import HandedValue
 from nnsight.errors import EngineError
@@ -21,12 +21,33 @@ if TYPE_CHECKING:
     from nnsight_vllm._mailbox import Message
 
 
-def read_outcome(message: Message | None, key: str, result: Any) -> Outcome:
-    """Read what became of a request.
+def read_outcomes(found: Mapping[str, Message], keys: Sequence[str], result: Any) -> Outcome:
+    """Read what became of a request, and put it on its finished output.
 
     Args:
-        message: What the worker wrote, of this request and maybe of others; None where it knows nothing of the request.
-        key: Our id of the request.
+        found: What the worker wrote, by key.
+        keys: Of the request's sequences.
+        result: The finished output of the request.
+    """
+    parts = [read_outcome(found.get(key), key, result) for key in keys]
+    for completion in result.outputs:
+        part = parts[completion.index]
+        if completion.finish_reason == "error" and part.error is None:
+            part.error = EngineError(
+                "vLLM ended the request with an error of its own, which its log tells; one is that a block assigned to "
+                "samples a token that the structured_outputs of its request do not allow"
+            )
+    outcome = parts[0] if len(parts) == 1 else join_sequences(parts, result)
+    _put_on_output(result, outcome)
+    return outcome
+
+
+def read_outcome(message: Message | None, key: str, result: Any) -> Outcome:
+    """Read what became of one sequence of a request.
+
+    Args:
+        message: What the worker wrote, of this one and maybe of others; None where it knows nothing of it.
+        key: Our id of it.
         result: The finished output of the request.
     """
     if message is None:
@@ -53,6 +74,14 @@ def read_news(messages: Iterable[Message], key: str) -> News:
         if not isinstance(parts, Exception):
             news.add(News(*parts))
     return news
+
+
+def _put_on_output(result: Any, outcome: Outcome) -> None:
+    """Put what became of a request on its finished output, and what became of each sequence on its completion."""
+    result.saves, result.receipt = outcome.saves, outcome.account
+    for completion in result.outputs:
+        part = outcome.sequences[completion.index] if outcome.sequences else outcome
+        completion.saves, completion.receipt = part.saves, part.receipt
 
 
 def drop_outcome(data: bytes) -> None:

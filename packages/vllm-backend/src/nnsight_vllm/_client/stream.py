@@ -28,7 +28,7 @@ class TraceStream:
 
     `await stream` runs them to their ends and returns the last output, or a list of them for a trace of invokes.
     `async for output in stream` yields vLLM's outputs as they come. Each output has the attributes `invoke`, its number
-    in the trace, and, once it is finished, `saves` and `receipt`.
+    in the trace, and, once it is finished, `saves` and `receipt`, as has each of its completions.
     """
 
     def __init__(
@@ -82,8 +82,6 @@ class TraceStream:
                     if output is None:
                         continue
                     output.invoke = number
-                    if outcome is not None:
-                        output.saves, output.receipt = outcome.saves, outcome.receipt
                     yield output
             outcomes += [outcome for outcome in found if outcome is not None]
         self._arrive(outcomes)
@@ -162,11 +160,10 @@ async def gather_outputs(
     engine: AsyncEngine, prompts: Sequence[Any], params: Any, keywords: Mapping[str, Any], *, several: bool
 ) -> Any:
     """Run untraced requests at once, and return their last outputs in order."""
-    given = {name: value for name, value in keywords.items() if value is not None}
 
     async def last(prompt: Any) -> Any:
         found = None
-        async with aclosing(engine.generate(prompt, params.clone(), uuid.uuid4().hex, **given)) as outputs:
+        async with aclosing(engine.generate(prompt, params.clone(), uuid.uuid4().hex, **keywords)) as outputs:
             async for output in outputs:
                 found = output
         return found

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from nnsight._trace.shipping import Shipment, write_programs
 from nnsight_vllm._transfer import remove_shared, write_shared
 from nnsight_vllm.compat import public
-from nnsight_vllm.compat.requests import attach_program
+from nnsight_vllm.compat.requests import attach_program, sequence_keys
 
 if TYPE_CHECKING:
     from nnsight._trace import Request
@@ -28,7 +28,8 @@ class Submission:
 
     Attributes:
         request: What it was made from.
-        key: Our id of it, which its outcome comes home under.
+        key: Our id of it.
+        sequence_keys: What the outcome of each of its sequences comes home under.
         prompt: vLLM's prompt.
         params: vLLM's sampling parameters, which carry the program.
         keywords: Keywords of the request beside them, such as `lora_request`.
@@ -36,6 +37,7 @@ class Submission:
 
     request: Request
     key: str
+    sequence_keys: tuple[str, ...]
     prompt: dict[str, Any]
     params: Any
     keywords: dict[str, Any]
@@ -60,8 +62,7 @@ class Submission:
         whole = engine.keeps_whole(len(prompt["prompt_token_ids"]), effects)
         public.mark_traced(params, prompt, salt=None if effects.read_only else f"nnsight:{key}")
         attach_program(params, key, template, own, whole=whole, streams=prepared.streams)
-        given = {name: value for name, value in prepared.keywords.items() if value is not None}
-        return cls(request, key, prompt, params, given)
+        return cls(request, key, sequence_keys(params, key), prompt, params, prepared.keywords)
 
 
 @contextmanager

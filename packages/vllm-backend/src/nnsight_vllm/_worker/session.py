@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 
-from nnsight._interleave import Interleaver, RowLog
+from nnsight._interleave import Budget, Interleaver, RowLog
 from nnsight_vllm._mailbox import ANNOUNCEMENT, WAITS_FOR_RESULT
 from nnsight_vllm._worker.news import NewsDesk
 from nnsight_vllm._worker.outcomes import OutcomeWriter
 from nnsight_vllm._worker.programs import ProgramShelf
 from nnsight_vllm._worker.share import Share
+from nnsight_vllm._worker.tokens import TokenScope
 from nnsight_vllm._worker.traced import Traced
 from nnsight_vllm._worker.tree import build_tree
 from nnsight_vllm.compat.records import missing_seams
@@ -23,7 +24,7 @@ from nnsight_vllm.compat.versions import installed_version
 
 if TYPE_CHECKING:
     from nnsight._envoy import ModelTree
-    from nnsight._interleave import BlockRun
+    from nnsight._interleave import BlockRun, RowScope
     from nnsight_vllm._mailbox import Postbox
     from nnsight_vllm.compat.model_access import WorkerModel
     from nnsight_vllm.compat.seams import Arrival, Span
@@ -32,15 +33,20 @@ if TYPE_CHECKING:
 class WorkerSession:
     """Listens to the events of a model runner; see `compat.seams.StepListener`."""
 
-    def __init__(self, model: WorkerModel, postbox: Postbox | None = None) -> None:
+    def __init__(
+        self, model: WorkerModel, postbox: Postbox | None = None, limits: Mapping[str, int | None] | None = None
+    ) -> None:
         """Serve the blocks of one worker.
 
         Args:
             model: The model that the worker holds.
             postbox: Leads to the caller's mailbox, where that can be reached.
+            limits: `step_budget` and `byte_budget` of each block; see `Budget`.
         """
         self._model = model
         self._postbox = postbox
+        self._limits = dict(limits or {})
+        self._masks: Mapping[str, Any] = {}
         self._requests: dict[str, Traced] = {}
         self._finished: dict[str, Traced] = {}
         self._current: list[Share] = []
@@ -70,11 +76,14 @@ class WorkerSession:
         traced = Traced(arrival.key, arrival.num_prompt_tokens)
         self._requests[arrival.request_id] = traced
         try:
+            budget = Budget(**self._limits)
             template = traced.template = self._programs.template(arrival.program)
             program = traced.program = template.program
             traced.own = arrival.values
             book = self._news.watch(arrival.request_id, arrival.key) if arrival.streams else None
-            traced.run = program.start(traced.values(), grad=False, read_only=program.effects.read_only, book=book)
+            traced.run = program.start(
+                traced.values(budget), grad=False, read_only=program.effects.read_only, budget=budget, book=book
+            )
             if not program.effects.read_only:
                 traced.run.log = RowLog()
             traced.run.receipt.details.update(
@@ -122,9 +131,17 @@ class WorkerSession:
                 steps[run] = share.step
         self._hub.begin_step(scopes, steps)
 
+    def constrain(self, masks: Mapping[str, Any]) -> None:
+        """Note which tokens the grammars of requests allow in this step."""
+        self._masks = masks
+
     def offer(self, name: str, live: torch.Tensor) -> None:
         """Serve the logits or the sampled ids, one row per request."""
-        scopes = {run: scope for share in self._current for run, scope in share.value_scopes(live.shape[0]).items()}
+        scopes = {
+            run: self._token_scope(share, scope) if name == "samples" else scope
+            for share in self._current
+            for run, scope in share.value_scopes(live.shape[0]).items()
+        }
         if scopes:
             self._hub.offer(name, live, scopes)
 
@@ -216,6 +233,10 @@ class WorkerSession:
         if self._interleaver is None:
             self._interleaver = Interleaver(self._tree)
         return self._interleaver
+
+    def _token_scope(self, share: Share, scope: RowScope) -> TokenScope:
+        mask = self._masks.get(share.request_id)
+        return TokenScope(scope.start, scope.stop, scope.total, vocabulary=self._model.vocabulary, mask=mask)
 
     def _device_of(self, text: str) -> torch.device:
         """Put a client's GPU tensor on this rank's device."""

@@ -25,6 +25,7 @@ class Share:
     """One request in one step.
 
     Attributes:
+        request_id: vLLM's own id of the request.
         step: The step that the request is in; the prompt is step 0.
         scopes: The blocks that take part, with their rows of the batch.
     """
@@ -32,6 +33,7 @@ class Share:
     def __init__(self, traced: Traced, span: Span) -> None:
         """Look at the rows of a request."""
         self.traced = traced
+        self.request_id = span.request_id
         self.step = max(span.end - traced.num_prompt_tokens, 0)
         self.scopes: dict[BlockRun, RowScope] = {}
         self._span = span

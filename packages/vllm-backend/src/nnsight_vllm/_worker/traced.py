@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nnsight._interleave import BlockRun
+    from nnsight._interleave import BlockRun, Budget
     from nnsight._program import Program
     from nnsight._trace.shipping import Template
 
@@ -37,9 +37,13 @@ class Traced:
     own: bytes = b""
     num_served: int = 0
 
-    def values(self) -> dict[str, object]:
-        """Return the values of a run of its program, which no other run is given."""
-        return {} if self.template is None else self.template.values(self.own)
+    def values(self, budget: Budget | None = None) -> dict[str, object]:
+        """Return the values of a run of its program, which no other run is given.
+
+        Args:
+            budget: What its functions count for.
+        """
+        return {} if self.template is None else self.template.values(self.own, budget)
 
     @property
     def waits_for_result(self) -> bool:

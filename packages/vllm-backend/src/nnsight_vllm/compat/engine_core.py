@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from nnsight_vllm.compat.runners import ended_requests
+from nnsight_vllm.compat.interrupts import outlive_interrupts
+from nnsight_vllm.compat.runners import STOP_REASON, ended_requests
 from nnsight_vllm.compat.switch import options_of
 from nnsight_vllm.compat.whole_prompts import WholePrompts
 
@@ -41,6 +42,11 @@ def traced_scheduler(base: type) -> type:
 
         nnsight_ended: frozenset[str] = frozenset()
 
+        def add_request(self, *args: Any, **kwargs: Any) -> Any:
+            # The engine core sets its handlers after it has built its scheduler.
+            outlive_interrupts()
+            return super().add_request(*args, **kwargs)
+
         def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
             self.nnsight_ended = ended_requests(model_runner_output)
             return super().update_from_output(scheduler_output, model_runner_output)
@@ -52,7 +58,7 @@ def traced_scheduler(base: type) -> type:
 
                 # Not FINISHED_STOPPED: the detokenizer would take the last token for a stop token and drop its text.
                 request.status = RequestStatus.FINISHED_LENGTH_CAPPED
-                request.stop_reason = "nnsight:stop"
+                request.stop_reason = STOP_REASON
                 stopped = True
             return tokens, stopped
 

@@ -11,6 +11,9 @@ from nnsight_vllm.compat.switch import KEY
 def attach_program(params: Any, key: str, program: bytes | str, values: bytes, *, whole: bool, streams: bool) -> None:
     """Put a program on sampling parameters, beside whatever the caller put there.
 
+    Each sequence of the request runs it; vLLM makes a request of its own for each where there are several, whose
+    parameters say no more how many there are.
+
     Args:
         params: The sampling parameters.
         key: The client's id of the request.
@@ -19,8 +22,24 @@ def attach_program(params: Any, key: str, program: bytes | str, values: bytes, *
         whole: Whether the prompt must be computed in one step.
         streams: Whether saves go home as they are made.
     """
-    ours: dict[str, object] = {"key": key, "program": program, "values": values, "whole": whole}
-    params.extra_args = {**(params.extra_args or {}), KEY: ours | ({"streams": True} if streams else {})}
+    ours: dict[str, object] = {
+        "key": key,
+        "program": program,
+        "values": values,
+        "whole": whole,
+        "streams": streams,
+        "several": params.n > 1,
+    }
+    params.extra_args = {**(params.extra_args or {}), KEY: ours}
+
+
+def sequence_keys(params: Any, key: str) -> tuple[str, ...]:
+    """Return the key that the outcome of each sequence of a request comes home under."""
+    return tuple(_sequence_key(key, index) for index in range(params.n)) if params.n > 1 else (key,)
+
+
+def _sequence_key(key: str, index: int) -> str:
+    return f"{key}.{index}"
 
 
 def needs_whole_prompt(request: Any) -> bool:
@@ -38,14 +57,19 @@ def arrival_of(request: Any) -> Arrival | None:
     ours = extra.get(KEY) if extra else None
     if not isinstance(ours, dict):
         return None
+    key = _sequence_key(ours["key"], _sequence_index(request.req_id)) if ours["several"] else ours["key"]
     return Arrival(
-        request.req_id,
-        ours["program"],
-        ours["values"],
-        ours["key"],
-        len(request.prompt_token_ids),
-        streams=bool(ours.get("streams")),
+        request.req_id, ours["program"], ours["values"], key, len(request.prompt_token_ids), streams=ours["streams"]
     )
+
+
+def _sequence_index(request_id: str) -> int:
+    """Return which sequence of a request this is, told from the id of the request that vLLM made for it.
+
+    Source:
+        vLLM 0.27.1, v1/engine/parallel_sampling.py, ParentRequest.get_child_info: `"{index}_{parent}"`
+    """
+    return int(request_id.partition("_")[0])
 
 
 def stop_tokens_of(request: Any) -> frozenset[int]:
@@ -59,3 +83,15 @@ def stop_tokens_of(request: Any) -> frozenset[int]:
     if not params.ignore_eos:
         tokens |= set(params.all_stop_token_ids)
     return frozenset(tokens)
+
+
+def masks_of(grammar_output: Any) -> dict[str, Any]:
+    """Return which tokens the grammars of requests allow in a step, by request id, one bit each, 32 to a word.
+
+    Source:
+        vLLM 0.27.1, v1/structured_output/utils.py, apply_grammar_bitmask
+    """
+    if grammar_output is None:
+        return {}
+    # One row for each request: there are no draft tokens in an engine of ours.
+    return dict(zip(grammar_output.structured_output_request_ids, grammar_output.grammar_bitmask, strict=True))

@@ -42,10 +42,10 @@ class RunnerV1(TracedRunner):
         return output
 
     def _sample(self, *args: Any, **kwargs: Any) -> Any:
-        output = super()._sample(*args, **kwargs)  # type: ignore[misc]
-        if self.nnsight_listener.active:
-            self.nnsight_offer_samples(output.sampled_token_ids)
-        return output
+        if not self.nnsight_listener.active:
+            return super()._sample(*args, **kwargs)  # type: ignore[misc]
+        with self.nnsight_samples_offered():
+            return super()._sample(*args, **kwargs)  # type: ignore[misc]
 
     def nnsight_host_copy(self, output: Any) -> tuple[Any, Any]:
         return output.async_copy_ready_event, output.sampled_token_ids_cpu

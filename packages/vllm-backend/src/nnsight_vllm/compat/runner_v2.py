@@ -42,10 +42,8 @@ class RunnerV2(TracedRunner):
     def sample(self, *args: Any, **kwargs: Any) -> Any:
         if not self.nnsight_listener.active:
             return super().sample(*args, **kwargs)  # type: ignore[misc]
-        with self._nnsight_logits_offered():
-            output = super().sample(*args, **kwargs)  # type: ignore[misc]
-        self.nnsight_offer_samples(output[0].sampled_token_ids)
-        return output
+        with self._nnsight_logits_offered(), self.nnsight_samples_offered():
+            return super().sample(*args, **kwargs)  # type: ignore[misc]
 
     def nnsight_host_copy(self, output: Any) -> tuple[Any, Any]:
         return output.copy_event, output.sampled_token_ids

@@ -6,15 +6,18 @@ caller's own are all served.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from nnsight_vllm.compat.requests import arrival_of, stop_tokens_of
+from nnsight_vllm.compat.requests import arrival_of, masks_of, stop_tokens_of
 
 if TYPE_CHECKING:
     from nnsight_vllm.compat.seams import Span, StepListener
 
 ENDED: Final = "nnsight_ended"
+# Why a request ended that its block ended, as vLLM's outputs say it.
+STOP_REASON: Final = "nnsight:stop"
 
 
 class TracedRunner:
@@ -35,6 +38,9 @@ class TracedRunner:
     nnsight_in_flight: Any
 
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
+        if self.nnsight_listener.active:
+            grammar = kwargs["grammar_output"] if "grammar_output" in kwargs else args[0]
+            self.nnsight_listener.constrain(masks_of(grammar))
         output = super().sample_tokens(*args, **kwargs)  # type: ignore[misc]
         return self.nnsight_finish(output) if self.nnsight_listener.active else output
 
@@ -61,9 +67,29 @@ class TracedRunner:
             self.nnsight_listener.begin(real, num_rows, len(request_ids))
         self.nnsight_rows = {request_id: row for row, request_id in enumerate(request_ids)}
 
-    def nnsight_offer_samples(self, sampled: Any) -> None:
-        """Serve the sampled ids, [requests, 1] on the device, from where the next step takes them."""
-        self.nnsight_listener.offer("samples", sampled.view(-1) if sampled.shape[-1] == 1 else sampled)
+    @contextlib.contextmanager
+    def nnsight_samples_offered(self) -> Iterator[None]:
+        """Serve the sampled ids, [requests] on the device, where the sampler chooses them.
+
+        That is before it looks up their logprobs, so that those of a token which a block chose are the token's own, and
+        before the next step takes them.
+
+        Source:
+            vLLM 0.27.1, v1/sample/sampler.py and v1/worker/gpu/sample/sampler.py, Sampler.sample
+        """
+        sampler: Any = self.sampler  # type: ignore[attr-defined]
+        sample = sampler.sample
+
+        def offering(*args: Any, **kwargs: Any) -> Any:
+            sampled, processed = sample(*args, **kwargs)
+            self.nnsight_listener.offer("samples", sampled.view(-1))
+            return sampled, processed
+
+        sampler.sample = offering
+        try:
+            yield
+        finally:
+            del sampler.sample
 
     def nnsight_finish(self, output: Any) -> Any:
         """Leave the step; what ended in it rides on the runner's output to the scheduler."""

@@ -5,9 +5,9 @@ Each model runner of vLLM is adapted to these by a module of its own (`runner_v1
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -79,6 +79,13 @@ class StepListener(Protocol):
 
     def begin(self, spans: Sequence[Span], num_rows: int, num_requests: int) -> None:
         """Enter the forward of a step; `num_rows` counts padding."""
+
+    def constrain(self, masks: Mapping[str, Any]) -> None:
+        """Hear which tokens the grammars of requests allow in this step.
+
+        Args:
+            masks: By request id, one bit for each token, 32 to a word.
+        """
 
     def offer(self, name: str, live: torch.Tensor) -> None:
         """Serve `logits` [requests, vocabulary] or `samples` [requests], which change in place."""
