@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from engine_runners import RUNNERS, EngineRunner
+from event_loop import Loop
 from hf_reference import HFReference
 from tiny_models import make_tiny_model
 
@@ -82,6 +83,29 @@ def engine(tiny_qwen3: Path, runner: EngineRunner) -> Iterator[Any]:
         config = model.vllm_entrypoint.llm_engine.vllm_config
         assert bool(config.scheduler_config.async_scheduling) is runner.asynchronous
         yield model
+
+
+@pytest.fixture(scope="session")
+def streaming(tiny_qwen3: Path, runner: EngineRunner) -> Iterator[Loop]:
+    """An asynchronous engine of the tiny model, with its event loop."""
+    from nnsight.modeling.vllm import VLLM
+
+    with runner.building():
+        model = VLLM(
+            str(tiny_qwen3),
+            mode="async",
+            dispatch=True,
+            dtype="float32",
+            max_model_len=128,
+            max_num_seqs=32,
+            **runner.keywords,
+        )
+    loop = Loop(model)
+    try:
+        yield loop
+    finally:
+        model.shutdown()
+        loop.close()
 
 
 @pytest.fixture(scope="session")

@@ -94,7 +94,8 @@ def decode_outcome(data: bytes | memoryview, tree: ModelTree) -> Outcome:
     if parts.keys() != _PARTS:
         raise WireError("the bytes are no outcome of this version of nnsight; use one version on both sides")
     error = None if parts["error"] is None else rebuild_error(parts["error"])
-    return Outcome(**{**parts, "error": error, "receipt": Receipt.from_dict(parts["receipt"])})
+    receipt = Receipt.from_dict({**parts["receipt"], "bytes_home": memoryview(data).nbytes})
+    return Outcome(**{**parts, "error": error, "receipt": receipt})
 
 
 @dataclass

@@ -14,12 +14,13 @@ import msgspec
 from nnsight_vllm._client.engine import PATIENCE_S, RunningEngine, read_answers, write_question
 from nnsight_vllm._client.outcomes import read_outcomes
 from nnsight_vllm._client.sampling import REQUEST_KEYWORDS
-from nnsight_vllm._client.submission import Submission
+from nnsight_vllm._client.submission import Submission, submitting
 from nnsight_vllm._mailbox import WAITS_FOR_RESULT
 from nnsight_vllm.compat import public
 
 if TYPE_CHECKING:
     from nnsight._trace import Outcome, Request
+    from nnsight_vllm._mailbox import Message
 
 
 class EagerEngine(RunningEngine):
@@ -48,20 +49,21 @@ class EagerEngine(RunningEngine):
 
     def execute(self, requests: Sequence[Request]) -> list[Outcome]:
         """Run traced requests to their ends, and bring home what they saved."""
-        submissions = [Submission.of(request, self) for request in requests]
-        keys = [key for each in submissions for key in each.sequence_keys]
-        posted = {key: self.mailbox.expect(key) for key in keys} if self.posts else {}
-        with self._lock:
-            try:
-                results = self._generate(
-                    [each.prompt for each in submissions],
-                    [each.params for each in submissions],
-                    **_joined_keywords(submissions),
-                )
-            except BaseException:
-                self._discard(keys)
-                raise
-            return self._bring_home(submissions, results, posted)
+        self.refuse_dead()
+        with submitting(requests, self) as submissions:
+            keys = [key for each in submissions for key in each.sequence_keys]
+            posted = {key: self.mailbox.expect(key) for key in keys} if self.posts else {}
+            with self._lock:
+                try:
+                    results = self._generate(
+                        [each.prompt for each in submissions],
+                        [each.params for each in submissions],
+                        **_joined_keywords(submissions),
+                    )
+                except BaseException:
+                    self._discard(keys)
+                    raise
+                return self._bring_home(submissions, results, posted)
 
     def _generate(self, prompts: Sequence[Any], params: Sequence[Any], **keywords: Any) -> list[Any]:
         self.refuse_dead()
@@ -74,11 +76,11 @@ class EagerEngine(RunningEngine):
             raise
 
     def _bring_home(
-        self, submissions: Sequence[Submission], results: Sequence[Any], posted: Mapping[str, Future[bytes]]
+        self, submissions: Sequence[Submission], results: Sequence[Any], posted: Mapping[str, Future[Message]]
     ) -> list[Outcome]:
         pairs = list(zip(submissions, results, strict=True))
         by_key = {key: result for each, result in pairs for key in each.sequence_keys}
-        found: dict[str, bytes | None] = {}
+        found: dict[str, Message] = {}
         try:
             for key, future in posted.items():
                 with contextlib.suppress(FutureTimeoutError):
@@ -86,15 +88,16 @@ class EagerEngine(RunningEngine):
             missing = [key for key in by_key if key not in found]
             self.mailbox.forget(missing)
             found |= self._collect(dict.fromkeys(missing))
-            found |= self._collect({key: by_key[key] for key, data in found.items() if data == WAITS_FOR_RESULT})
+            waiting = [key for key, message in found.items() if message.data == WAITS_FOR_RESULT]
+            found |= self._collect({key: by_key[key] for key in waiting})
             return [read_outcomes(found, each.sequence_keys, result) for each, result in pairs]
         except BaseException:
             self._remove_files()
             raise
 
-    def _collect(self, results: Mapping[str, Any]) -> dict[str, bytes | None]:
+    def _collect(self, results: Mapping[str, Any]) -> dict[str, Message]:
         """Ask the workers for outcomes, giving them the finished outputs that the blocks wait for."""
-        return read_answers(self._call("nnsight_collect", write_question(results)), results) if results else {}
+        return read_answers(self._call("nnsight_collect", write_question(results))) if results else {}
 
     def _discard(self, keys: Sequence[str]) -> None:
         self.mailbox.forget(keys)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 
 from nnsight._interleave import Budget, Interleaver, RowLog
-from nnsight._trace.messages import decode_program
 from nnsight_vllm._mailbox import ANNOUNCEMENT, WAITS_FOR_RESULT
+from nnsight_vllm._worker.news import NewsDesk
 from nnsight_vllm._worker.outcomes import OutcomeWriter
+from nnsight_vllm._worker.programs import ProgramShelf
 from nnsight_vllm._worker.share import Share
 from nnsight_vllm._worker.tokens import TokenScope
 from nnsight_vllm._worker.traced import Traced
@@ -52,6 +53,8 @@ class WorkerSession:
         self._interleaver: Interleaver | None = None
         self._cached_tree: ModelTree | None = None
         self._writer = OutcomeWriter(model)
+        self._programs = ProgramShelf(lambda: self._tree, self._device_of)
+        self._news = NewsDesk(model, self._writer, postbox)
 
     # Events of the runner -----------------------------------------------------------------------------------------
 
@@ -74,9 +77,13 @@ class WorkerSession:
         self._requests[arrival.request_id] = traced
         try:
             budget = Budget(**self._limits)
-            program = decode_program(arrival.program, self._tree, self._device_of, budget=budget)
-            traced.program = program
-            traced.run = program.start(program.values, grad=False, read_only=program.effects.read_only, budget=budget)
+            template = traced.template = self._programs.template(arrival.program)
+            program = traced.program = template.program
+            traced.own = arrival.values
+            book = self._news.watch(arrival.request_id, arrival.key) if arrival.streams else None
+            traced.run = program.start(
+                traced.values(budget), grad=False, read_only=program.effects.read_only, budget=budget, book=book
+            )
             if not program.effects.read_only:
                 traced.run.log = RowLog()
             traced.run.receipt.details.update(
@@ -85,24 +92,32 @@ class WorkerSession:
         except Exception as error:  # noqa: BLE001 - a program that cannot be read is that request's error
             traced.error = error
 
-    def depart(self, request_id: str) -> None:
-        """See a request end: let the statements after its loops run, and keep its values until they are fetched."""
-        traced = self._requests.pop(request_id, None)
-        if traced is None:
-            return
-        self._finish(traced)
+    def depart(self, request_ids: Sequence[str]) -> None:
+        """See requests end: let the statements after their loops run, and send home what they saved."""
+        over = []
+        self._news.forget(request_ids)
+        for request_id in request_ids:
+            traced = self._requests.pop(request_id, None)
+            if traced is not None:
+                self._finish(traced)
+                over.append(traced)
         postbox = self._postbox
-        if postbox is None or traced.waits_for_result:
-            self._finished[traced.key] = traced
-        if postbox is None or self._model.rank:
+        self._finished |= {each.key: each for each in over if postbox is None or each.waits_for_result}
+        if postbox is None or self._model.rank or not over:
+            return
+        waiting = [each.key for each in over if each.waits_for_result]
+        ended = [each for each in over if not each.waits_for_result]
+        if waiting:
+            postbox.post_each(lambda: [(waiting, WAITS_FOR_RESULT)])
+        if not ended:
             return
         settled = self._model.note_progress()
 
-        def make() -> bytes:
+        def make() -> Iterator[tuple[list[str], bytes]]:
             settled()
-            return self._writer.write(traced, None)
+            yield from self._writer.write_each(ended)
 
-        postbox.post(traced.key, (lambda: WAITS_FOR_RESULT) if traced.waits_for_result else make)
+        postbox.post_each(make)
 
     def begin(self, spans: Sequence[Span], num_rows: int, num_requests: int) -> None:
         """Enter the forward of a step."""
@@ -137,6 +152,7 @@ class WorkerSession:
             for share in self._current:
                 share.leave()
             self._current = []
+            self._news.post()
         over = []
         for request_id, traced in self._requests.items():
             run = traced.run
@@ -153,7 +169,7 @@ class WorkerSession:
         if self._postbox is not None:
             # Said here rather than by the postbox's thread, since it imports modules while vLLM does.
             reply = self.handshake()
-            self._postbox.post(ANNOUNCEMENT, lambda: reply)
+            self._postbox.post(ANNOUNCEMENT, reply)
 
     def handshake(self) -> bytes:
         """Say what runs here, as JSON."""
@@ -177,18 +193,24 @@ class WorkerSession:
             data: `[[key, result or None], ...]` in msgpack; a result is a message of the wire.
 
         Returns:
-            One outcome per key in msgpack, `WAITS_FOR_RESULT` for a block that cannot end without the result that was
-            not given; nothing on ranks other than the first.
+            `[[keys, message], ...]` in msgpack, without the keys that nobody knows; the message is `WAITS_FOR_RESULT`
+            for blocks that cannot end without the result that was not given. Nothing on ranks other than the first.
         """
-        outcomes: list[bytes | None] = []
+        ended, waiting, messages = [], [], []
         for key, result in msgspec.msgpack.decode(data):
             traced = self._take(key)
-            if traced is not None and result is None and traced.waits_for_result:
+            if traced is None:
+                continue
+            if not traced.waits_for_result:
+                ended.append(traced)
+            elif result is None:
                 self._finished[key] = traced
-                outcomes.append(WAITS_FOR_RESULT)
+                waiting.append(key)
             else:
-                outcomes.append(self._writer.write(traced, result) if traced is not None else None)
-        return msgspec.msgpack.encode(outcomes) if self._model.rank == 0 else b""
+                messages.append(([key], self._writer.write_with_result(traced, result)))
+        messages += self._writer.write_each(ended)
+        messages += [(waiting, WAITS_FOR_RESULT)] if waiting else []
+        return msgspec.msgpack.encode(messages) if self._model.rank == 0 else b""
 
     def discard(self, data: bytes) -> bytes:
         """Forget requests whose caller is gone, and return how many traced requests are left."""
@@ -227,6 +249,7 @@ class WorkerSession:
         for request_id, candidate in self._requests.items():
             if candidate.key == key:
                 del self._requests[request_id]
+                self._news.forget([request_id])
                 self._finish(candidate)
                 return candidate
         return None

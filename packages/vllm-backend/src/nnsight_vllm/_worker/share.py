@@ -77,7 +77,7 @@ class Share:
         assert program is not None
         effects = program.effects
         if effects.row_local:
-            self._part = part = program.start(program.values, grad=False, read_only=False)
+            self._part = part = program.start(self.traced.values(), grad=False, read_only=False)
             part.log = run.log
             self.scopes[part] = scope
         elif effects.read_only and effects.places is not None:
@@ -85,6 +85,8 @@ class Share:
                 run.pieces = Pieces(effects.places)
             for gatherer in run.pieces.gatherers():
                 self.scopes[gatherer] = scope
+            # The block is served these rows with those of the last part.
+            run.receipt.rows = (run.receipt.rows or 0) + scope.num_rows
         else:
             run.fail(
                 UnsupportedFeatureError(

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nnsight._interleave import BlockRun
+    from nnsight._interleave import BlockRun, Budget
     from nnsight._program import Program
+    from nnsight._trace.shipping import Template
 
 
 @dataclass
@@ -21,6 +22,8 @@ class Traced:
         run: Its block; None likewise.
         error: Why the program could not be read.
         ended: Whether the scheduler was told to end it.
+        template: What its program shares with those of other requests.
+        own: The values of its own, as they travelled.
         num_served: How many of its rows the block has been beside; rows that are computed again are not served again.
     """
 
@@ -30,7 +33,17 @@ class Traced:
     run: BlockRun | None = None
     error: BaseException | None = None
     ended: bool = False
+    template: Template | None = None
+    own: bytes = b""
     num_served: int = 0
+
+    def values(self, budget: Budget | None = None) -> dict[str, object]:
+        """Return the values of a run of its program, which no other run is given.
+
+        Args:
+            budget: What its functions count for.
+        """
+        return {} if self.template is None else self.template.values(self.own, budget)
 
     @property
     def waits_for_result(self) -> bool:

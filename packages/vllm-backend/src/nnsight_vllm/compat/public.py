@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -25,6 +26,11 @@ def make_sampling_params(keywords: Mapping[str, Any]) -> Any:
     from vllm import SamplingParams
 
     return SamplingParams(**keywords)
+
+
+def copy_of_params(params: Any) -> Any:
+    """Return sampling parameters whose fields can be set apart; what the fields hold is shared, and vLLM copies it."""
+    return copy.copy(params)
 
 
 def mark_traced(params: Any, prompt: dict[str, Any], *, salt: str | None) -> None:

@@ -8,7 +8,7 @@ from nnsight_vllm.compat.seams import Arrival
 from nnsight_vllm.compat.switch import KEY
 
 
-def attach_program(params: Any, key: str, program: bytes, *, whole: bool) -> None:
+def attach_program(params: Any, key: str, program: bytes | str, values: bytes, *, whole: bool, streams: bool) -> None:
     """Put a program on sampling parameters, beside whatever the caller put there.
 
     Each sequence of the request runs it; vLLM makes a request of its own for each where there are several, whose
@@ -17,10 +17,19 @@ def attach_program(params: Any, key: str, program: bytes, *, whole: bool) -> Non
     Args:
         params: The sampling parameters.
         key: The client's id of the request.
-        program: The program as it travels.
+        program: The template of the program as it travels, or the file in shared memory that it lies in.
+        values: The values of the request's own.
         whole: Whether the prompt must be computed in one step.
+        streams: Whether saves go home as they are made.
     """
-    ours = {"key": key, "program": program, "whole": whole, "several": params.n > 1}
+    ours: dict[str, object] = {
+        "key": key,
+        "program": program,
+        "values": values,
+        "whole": whole,
+        "streams": streams,
+        "several": params.n > 1,
+    }
     params.extra_args = {**(params.extra_args or {}), KEY: ours}
 
 
@@ -49,7 +58,9 @@ def arrival_of(request: Any) -> Arrival | None:
     if not isinstance(ours, dict):
         return None
     key = _sequence_key(ours["key"], _sequence_index(request.req_id)) if ours["several"] else ours["key"]
-    return Arrival(request.req_id, ours["program"], key, len(request.prompt_token_ids))
+    return Arrival(
+        request.req_id, ours["program"], ours["values"], key, len(request.prompt_token_ids), streams=ours["streams"]
+    )
 
 
 def _sequence_index(request_id: str) -> int:

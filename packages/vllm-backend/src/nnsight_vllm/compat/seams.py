@@ -19,15 +19,19 @@ class Arrival:
 
     Attributes:
         request_id: vLLM's own id.
-        program: The program as it travelled.
+        program: The template of the program as it travelled, or the file in shared memory that it lies in.
+        values: The values of the request's own.
         key: The client's id of the request.
         num_prompt_tokens: Length of the prompt.
+        streams: Whether saves go home as they are made.
     """
 
     request_id: str
-    program: bytes
+    program: bytes | str
+    values: bytes
     key: str
     num_prompt_tokens: int
+    streams: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +68,8 @@ class StepListener(Protocol):
     def arrive(self, arrival: Arrival) -> None:
         """Meet a traced request."""
 
-    def depart(self, request_id: str) -> None:
-        """See a request end."""
+    def depart(self, request_ids: Sequence[str]) -> None:
+        """See requests end, all of which a step told."""
 
     def knows(self, request_id: str) -> bool:
         """Tell whether a request is traced."""
