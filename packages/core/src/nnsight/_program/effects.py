@@ -16,6 +16,7 @@ from nnsight._envoy import Envoy
 from nnsight._interleave.location import SIDES
 from nnsight._program import harmless
 from nnsight._program.inspected import modules_looked_into
+from nnsight._program.uniform import Uniform, prove_uniform
 from nnsight.families import VALUE_NAMES
 
 _CONTAINERS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
@@ -37,6 +38,10 @@ class Effects:
         unknown: Why the program might change more than `writes` says; empty for a program that is understood.
         uses_result: Whether the program asks for the finished output.
         looks_into: Last names of the modules whose `.source` the program may ask for, or `"*"` for any.
+        row_local: Whether all that it does is to change every row of a prompt alike, by constants, at locations that
+            are known beforehand: a prompt may be computed in several parts beside it.
+        every_row: Whether it does so at every step, inside the model's layers: what the model computes for a token
+            beside it follows from the tokens up to that one, for all requests alike.
     """
 
     reads: tuple[str, ...] = ()
@@ -44,6 +49,8 @@ class Effects:
     unknown: tuple[str, ...] = ()
     uses_result: bool = False
     looks_into: tuple[str, ...] = ()
+    row_local: bool = False
+    every_row: bool = False
 
     @property
     def read_only(self) -> bool:
@@ -62,12 +69,15 @@ def summarize(statements: Sequence[ast.stmt], values: Mapping[str, object], name
     walker = _Walker(values, frozenset({*SIDES, *names}), _bindings(statements))
     for statement in statements:
         walker.visit(statement)
+    uniform = prove_uniform(statements, values) if walker.writes or walker.unknown else Uniform()
     return Effects(
         tuple(sorted(walker.reads)),
         tuple(sorted(walker.writes)),
         tuple(dict.fromkeys(walker.unknown)),
         walker.uses_result,
         modules_looked_into(statements, values),
+        uniform.row_local,
+        uniform.every_row,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
@@ -60,7 +60,15 @@ class Program:
         Those that it reads before it binds them are read by the next run of the block.
         """
         read = names | names_read_first(parse_block(self.source))
-        return replace(self, kept=tuple(sorted(self.bound & read)))
+        return replace(self._giving_back(), kept=tuple(sorted(self.bound & read)))
+
+    def exporting(self, names: Iterable[str]) -> Program:
+        """Return the program that also hands these variables to later invokes of its trace."""
+        return replace(self._giving_back(), exports=tuple(sorted(names)))
+
+    def _giving_back(self) -> Program:
+        # Variables that others read may hold values of the model.
+        return replace(self, effects=replace(self.effects, row_local=False, every_row=False))
 
     @classmethod
     def from_frame(

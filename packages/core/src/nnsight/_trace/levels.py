@@ -52,7 +52,7 @@ def ask_for_exports(requests: Sequence[Request]) -> list[Request]:
         for pending in request.program.pending.values():
             wanted[pending.invoke].add(pending.name)
     return [
-        replace(request, program=replace(request.program, exports=tuple(sorted(names)))) if names else request
+        replace(request, program=request.program.exporting(names)) if names else request
         for request, names in zip(requests, wanted, strict=True)
     ]
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from nnsight._wire import Decoder, Encoder, Fetch, Parts
 
-VERSION = 2
+VERSION = 3
 TRUSTED = Limits(allow_objects=True)
 
 
@@ -271,6 +271,8 @@ def encode_program(program: Program) -> bytes:
             list(effects.unknown),
             effects.uses_result,
             list(effects.looks_into),
+            effects.row_local,
+            effects.every_row,
         ],
         values,
         list(program.exports),
@@ -296,8 +298,8 @@ def decode_program(data: bytes, tree: ModelTree, device_of: Callable[[str], torc
     _, source, parameters, returned, effects, values_data, exports, kept = header
     codecs = block_codecs(tree, handed=HandedCodec(device_of, opens=True))
     values: Any = decode(values_data, codecs=codecs, limits=TRUSTED, device_of=device_of)
-    reads, writes, unknown, uses_result, looked_into = effects
-    summary = Effects(tuple(reads), tuple(writes), tuple(unknown), uses_result, tuple(looked_into))
+    reads, writes, unknown, uses_result, looked_into, *uniform = effects
+    summary = Effects(tuple(reads), tuple(writes), tuple(unknown), uses_result, tuple(looked_into), *uniform)
     names = [tuple(each) for each in (parameters, returned, exports, kept)]
     return Program(BlockSource(*source), names[0], values, names[1], summary, names[2], names[3])
 
