@@ -75,6 +75,7 @@ class BlockRun:
         tree: The modules of the model that it runs beside; set by the interleaver.
         recordings: Calls of modules that are recorded for it.
         num_armed: How many of them the interleaver has begun in this step.
+        rank: Its place among the blocks of one request, which see a value one after the other.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class BlockRun:
         self.tree: Any = None
         self.recordings: list[Recording] = []
         self.num_armed = 0
+        self.rank = 0
         self._body = body
         self._read_only = read_only
         self._modes = BlockModes(grad=grad, inference=inference)

@@ -9,6 +9,7 @@ from typing import Any
 from nnsight._capture import compile_function, find_function
 from nnsight._program import Pending, block_helpers, closure_values, global_values, reaches_save, save_names
 from nnsight._trace.block_tracer import BlockTracer
+from nnsight._trace.edit import EditTracer
 from nnsight._trace.model import TracedModel
 from nnsight._trace.tracer import Invoker, Tracer
 from nnsight.errors import SourceNotFoundError
@@ -43,7 +44,7 @@ def localize(value: Any, seen: dict[Any, Any]) -> Any:
         raise value.refusal()
     if isinstance(value, TracedModel):
         return value.envoy
-    if isinstance(value, Tracer | Invoker):
+    if isinstance(value, Tracer | Invoker | EditTracer):
         return BlockTracer()
     if kind is functools.partial and reaches_save(value):
         own = functools.partial(

@@ -17,6 +17,7 @@ from nnsight._interleave.visit import MISSING
 from nnsight._program import Effects, FunctionCodec, MethodCodec, Pending, Program
 from nnsight._trace.block_tracer import BlockTracer
 from nnsight._trace.cache import Cache, CachedModule
+from nnsight._trace.edit import Edit, EditTracer
 from nnsight._trace.model import TracedModel
 from nnsight._trace.tracer import Invoker, Tracer
 from nnsight._wire import CodecTable, Limits, decode, default_codecs, encode, encode_parts, part
@@ -185,6 +186,22 @@ class CacheCodec:
         return Withheld(part(side[1], str)) if len(side) == 2 else decoder.value(side[0])
 
 
+class EditCodec:
+    """Refuse an edit: it is installed, chosen and removed by code outside blocks."""
+
+    tag = "nnsight.edit"
+
+    def encode(self, value: Any, encoder: Encoder) -> object:
+        """Refuse it."""
+        raise encoder.refusal(
+            value, "it is an edit", "Edits are chosen with edits=[...] and removed with edit.clear(), outside blocks."
+        )
+
+    def decode(self, payload: Any, decoder: Decoder) -> object:
+        """Refuse it."""
+        raise WireError("the message holds an edit, which does not travel")
+
+
 class PendingCodec:
     """Refuse what stands for a value of another invoke anywhere but in a variable of its own."""
 
@@ -241,6 +258,8 @@ def block_codecs(
         TracedModel: envoys,
         Tracer: tracers,
         Invoker: tracers,
+        EditTracer: tracers,
+        Edit: EditCodec(),
         HandedValue: handed or HandedCodec(),
         Pending: PendingCodec(),
         Cache: caches,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from nnsight._interleave import Receipt
 from nnsight._program.failures import describe_error, keep_user_frames, rebuild_error
+from nnsight._trace.edit import EditResult
 from nnsight._trace.messages import HandedValue, decode_values, encode_values, write_handed
 from nnsight._trace.request import Outcome
 from nnsight.errors import WireError
@@ -66,12 +67,15 @@ def encode_outcome(outcome: Outcome, program: Program | None = None) -> bytes:
     except Exception as refusal:  # noqa: BLE001 - values of the user's own classes may raise anything when they are read
         sifted = {kind: _sift(kind, getattr(outcome, kind)) for kind in ("named", "unnamed", "changes", "exports")}
         result = _sift("result", {"result": outcome.result})
-        refusals = [*(error for kind in sifted.values() for error in kind.refusals), *result.refusals, refusal]
+        edits = {name: _sift("saves", result.saves) for name, result in outcome.edits.items()}
+        parts = [*sifted.values(), result, *edits.values()]
+        refusals = [*(error for part in parts for error in part.refusals), refusal]
         kept = Outcome(
             **{kind: part.values for kind, part in sifted.items()},
             result=result.values.get("result"),
             error=outcome.error or refusals[0],
             receipt=outcome.receipt,
+            edits={name: EditResult(part.values, outcome.edits[name].receipt) for name, part in edits.items()},
         )
         return _encode(kept, program)
 
@@ -92,7 +96,8 @@ def decode_outcome(data: bytes | memoryview, tree: ModelTree) -> Outcome:
     if parts.keys() != _PARTS:
         raise WireError("the bytes are no outcome of this version of nnsight; use one version on both sides")
     error = None if parts["error"] is None else rebuild_error(parts["error"])
-    return Outcome(**{**parts, "error": error, "receipt": Receipt.from_dict(parts["receipt"])})
+    edits = {name: EditResult(saves, Receipt.from_dict(receipt)) for name, (saves, receipt) in parts["edits"].items()}
+    return Outcome(**{**parts, "error": error, "receipt": Receipt.from_dict(parts["receipt"]), "edits": edits})
 
 
 @dataclass
@@ -110,6 +115,7 @@ def _encode(outcome: Outcome, program: Program | None) -> bytes:
         **{field.name: getattr(outcome, field.name) for field in fields(Outcome)},
         "error": None if outcome.error is None else describe_error(outcome.error, files),
         "receipt": outcome.receipt.as_dict(),
+        "edits": {name: [each.saves, each.receipt.as_dict()] for name, each in outcome.edits.items()},
         "exports": {name: HandedValue(write_handed(value, name).joined()) for name, value in outcome.exports.items()},
     }
     whole = io.BytesIO()

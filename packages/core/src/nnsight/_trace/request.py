@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from nnsight._interleave import Receipt
 
 if TYPE_CHECKING:
     from nnsight._program import Program
+    from nnsight._trace.edit import Edit, EditResult
 
 
 @dataclass(frozen=True)
@@ -20,11 +22,13 @@ class Request:
         prepared: The input as the backend prepared it, checked.
         binds: Whether what the block saved is bound to the variables around the trace; a block that stands in another
             function than its trace leaves them alone.
+        edits: The edits that were chosen for it, in the order of their installation; None for all that are installed.
     """
 
     program: Program
     prepared: Any
     binds: bool = True
+    edits: tuple[Edit, ...] | None = None
 
 
 @dataclass
@@ -39,6 +43,7 @@ class Outcome:
         error: What ended the block or the request early.
         receipt: What was served and changed.
         exports: Variables that later invokes of the trace need; from another process, as it wrote them.
+        edits: What the edits that ran beside the request brought home, by name in their order.
     """
 
     named: dict[str, object] = field(default_factory=dict)
@@ -48,8 +53,22 @@ class Outcome:
     error: BaseException | None = None
     receipt: Receipt = field(default_factory=Receipt)
     exports: dict[str, object] = field(default_factory=dict)
+    edits: dict[str, EditResult] = field(default_factory=dict)
 
     @property
     def saves(self) -> dict[str, object]:
         """Everything saved, by variable or source text."""
         return {**self.unnamed, **self.named}
+
+    @property
+    def all_saves(self) -> dict[str, object]:
+        """What the request's own block saved, and of its edits what no other block saved under the same name."""
+        own = self.saves
+        counts = Counter(name for each in self.edits.values() for name in each.saves)
+        once = {
+            name: value
+            for each in self.edits.values()
+            for name, value in each.saves.items()
+            if counts[name] == 1 and name not in own
+        }
+        return {**once, **own}

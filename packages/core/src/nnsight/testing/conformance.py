@@ -24,6 +24,7 @@ from nnsight.errors import (
     UntransferableValueError,
 )
 from nnsight.testing.cache_conformance import CacheConformance
+from nnsight.testing.edit_conformance import EditConformance
 from nnsight.testing.handover_conformance import HandoverConformance
 from nnsight.testing.session_conformance import SessionConformance
 from nnsight.testing.source_conformance import ProcessSourceConformance, SourceConformance
@@ -36,7 +37,12 @@ STEPS = 4
 
 
 class BackendConformance(
-    SourceConformance, StandardNamesConformance, HandoverConformance, CacheConformance, SessionConformance
+    SourceConformance,
+    StandardNamesConformance,
+    HandoverConformance,
+    CacheConformance,
+    SessionConformance,
+    EditConformance,
 ):
     """Each test is one promise to the user, named after it."""
 
