@@ -97,6 +97,7 @@ class RequestBlocks:
             The outcome, with the error of the first block that failed. A traceback in it has the user's own lines
             alone.
         """
+        failure = self.failure()
         if error is None:
             self.end()
         for block in self.blocks:
@@ -106,14 +107,14 @@ class RequestBlocks:
                 block.run.give_result(result)
             block.run.close()
             block.run.count_late_edits()
-        return self.outcome(None if result is MISSING else result, error)
+        if error is not None and failure is None:
+            # It is no edit's, though it was raised in their blocks too.
+            failure = (self.own.run.error if self.own is not None else None) or error
+        return self._outcome(None if result is MISSING else result, failure or self.failure())
 
-    def outcome(self, result: object = None, error: BaseException | None = None) -> Outcome:
-        """Tell what became of a request whose blocks are over; see `finish`."""
-        failure = self.failure() or error
-        files = frozenset(block.program.source.filename for block in self.blocks)
+    def _outcome(self, result: object, failure: BaseException | None) -> Outcome:
         if failure is not None:
-            keep_user_frames(failure, files)
+            keep_user_frames(failure, frozenset(block.program.source.filename for block in self.blocks))
         edits = {
             block.edit: EditResult({**block.run.unnamed, **block.run.named}, block.run.receipt)
             for block in self.blocks

@@ -115,8 +115,14 @@ def _warn(place: Place, messages: Iterable[str], category: type[NNsightWarning])
         warnings.warn_explicit(text, category, filename=place.filename, lineno=place.line, module=place.module)
 
 
-def raise_first(outcomes: Sequence[Outcome], saves: dict[str, object]) -> None:
-    """Raise the error of the first request that failed, with all that was saved and notes on the others."""
+def raise_first(outcomes: Sequence[Outcome], saves: dict[str, object], kind: str = "invoke") -> None:
+    """Raise the error of the first request that failed, with all that was saved and notes on the others.
+
+    Args:
+        outcomes: What became of each request.
+        saves: Everything saved.
+        kind: What a request is called.
+    """
     failed = [(index, outcome) for index, outcome in enumerate(outcomes) if outcome.error is not None]
     if not failed:
         return
@@ -130,11 +136,11 @@ def raise_first(outcomes: Sequence[Outcome], saves: dict[str, object]) -> None:
     error.saves = saves  # type: ignore[union-attr]
     if len(outcomes) > 1:
         error.add_note(
-            f"raised in invoke {index} of {len(outcomes)}; the other {len(outcomes) - len(failed)} that ran well "
+            f"raised in {kind} {index} of {len(outcomes)}; the other {len(outcomes) - len(failed)} that ran well "
             "were delivered"
         )
     for other, later in failed[1:]:
-        error.add_note(f"invoke {other} failed too: {type(later.error).__name__}: {later.error}")
+        error.add_note(f"{kind} {other} failed too: {type(later.error).__name__}: {later.error}")
     raise error
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from nnsight._capture import BodySkipper, find_block
 from nnsight._interleave import Receipt
 from nnsight._program import Program
-from nnsight._program.containers import snapshot
+from nnsight._program.containers import own_copies
 from nnsight._trace.deliver import without_skip
 from nnsight._trace.in_block import InBlock
 from nnsight.errors import InvalidRequestError, OutsideTraceError
@@ -155,8 +155,7 @@ class EditBlock:
                 raise pending.refusal()
             self._check_name()
             # Later changes of a container are none of the edit's, wherever it runs.
-            values = {name: snapshot(value) for name, value in program.values.items()}
-            self._edit._program = replace(program, values=values)
+            self._edit._program = replace(program, values=own_copies(program.values))
             model._install(self._edit)
         return True
 

@@ -12,14 +12,23 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from nnsight.errors import EngineError
-from nnsight_vllm._client.engine import PATIENCE_S, RunningEngine, read_answers, write_question
-from nnsight_vllm._client.outcomes import read_outcome
+from nnsight_vllm._client.engine import (
+    PATIENCE_S,
+    RunningEngine,
+    read_answers,
+    refusal_of,
+    write_edit,
+    write_keys,
+    write_question,
+)
+from nnsight_vllm._client.outcomes import put_on_output, read_outcome
 from nnsight_vllm._client.submission import Submission
+from nnsight_vllm._edits import INSTALL, UNINSTALL
 from nnsight_vllm._mailbox import WAITS_FOR_RESULT
 from nnsight_vllm.compat import public
 
 if TYPE_CHECKING:
-    from nnsight._trace import Outcome, Request
+    from nnsight._trace import Edit, Outcome, Request
 
 
 class EagerEngine(RunningEngine):
@@ -48,7 +57,10 @@ class EagerEngine(RunningEngine):
 
     def execute(self, requests: Sequence[Request]) -> list[Outcome]:
         """Run traced requests to their ends, and bring home what they saved."""
-        submissions = [Submission.of(request) for request in requests]
+        return self.submit([Submission.of(request) for request in requests])
+
+    def submit(self, submissions: Sequence[Submission]) -> list[Outcome]:
+        """Run requests to their ends, and bring home what their blocks saved."""
         posted = {each.key: self.mailbox.expect(each.key) for each in submissions} if self.posts else {}
         with self._lock:
             try:
@@ -61,6 +73,24 @@ class EagerEngine(RunningEngine):
                 self._discard([each.key for each in submissions])
                 raise
             return self._bring_home(submissions, results, posted)
+
+    def install(self, edit: Edit) -> None:
+        """Have an edit run beside all requests that are made from now on.
+
+        Raises:
+            UntransferableValueError: A value that its block names cannot travel.
+            Exception: A worker could not read the block.
+        """
+        data = write_edit(edit)
+        with self._lock:
+            refusal = refusal_of(self._call(INSTALL, data))
+        if refusal is not None:
+            raise refusal
+
+    def uninstall(self, edits: Sequence[Edit]) -> None:
+        """Have edits run beside no further request."""
+        with self._lock:
+            self._call(UNINSTALL, write_keys(edits))
 
     def _generate(self, prompts: Sequence[Any], params: Sequence[Any], **keywords: Any) -> list[Any]:
         if self.llm is None:
@@ -88,10 +118,13 @@ class EagerEngine(RunningEngine):
             self.mailbox.forget(missing)
             found |= self._collect(dict.fromkeys(missing))
             found |= self._collect({key: by_key[key] for key, data in found.items() if data == WAITS_FOR_RESULT})
-            return [read_outcome(found[key], result) for key, result in by_key.items()]
+            outcomes = [read_outcome(found[key], result) for key, result in by_key.items()]
         except BaseException:
             self._remove_files()
             raise
+        for result, outcome in zip(by_key.values(), outcomes, strict=True):
+            put_on_output(result, outcome)
+        return outcomes
 
     def _collect(self, results: Mapping[str, Any]) -> dict[str, bytes | None]:
         """Ask the workers for outcomes, giving them the finished outputs that the blocks wait for."""

@@ -7,22 +7,27 @@ import json
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 import nnsight_vllm
-from nnsight._trace.messages import block_codecs
+from nnsight._program.failures import rebuild_error
+from nnsight._trace.messages import block_codecs, encode_program
 from nnsight._wire import encode
 from nnsight.errors import EngineError, InvalidRequestError
 from nnsight.events import PromptFacts
 from nnsight.plugins import plugin_manager
 from nnsight_vllm._client.guard import refuse_unguarded_script
 from nnsight_vllm._client.outcomes import drop_outcome
+from nnsight_vllm._edits import TravellingEdit
 from nnsight_vllm._mailbox import ADDRESS_VARIABLE, Mailbox
 from nnsight_vllm._transfer import PREFIX, remove_shared, shared_folder
 from nnsight_vllm.compat import public
 from nnsight_vllm.compat.records import refuse_missing_seams
+
+if TYPE_CHECKING:
+    from nnsight._trace import Edit
 
 # Workers announce themselves before vLLM has loaded the model.
 _ANNOUNCED_S: Final = 10.0
@@ -88,6 +93,18 @@ class RunningEngine:
         if policy is not None and policy.how == "refused":
             raise InvalidRequestError(policy.reason)
 
+    def install(self, edit: Edit) -> None:
+        """Have an edit run beside all requests that are made from now on.
+
+        Raises:
+            UntransferableValueError: A value that its block names cannot travel.
+        """
+        raise NotImplementedError
+
+    def uninstall(self, edits: Sequence[Edit]) -> None:
+        """Have edits run beside no further request."""
+        raise NotImplementedError
+
     def shutdown(self) -> None:
         """End the engine's processes."""
         llm, self.llm = self.llm, None
@@ -142,6 +159,27 @@ def write_question(results: Mapping[str, Any]) -> bytes:
 def read_answers(replies: Sequence[bytes], keys: Iterable[str]) -> dict[str, bytes | None]:
     """Read what workers answered: an outcome by key, `WAITS_FOR_RESULT`, or None where nobody knows the request."""
     return dict(zip(keys, msgspec.msgpack.decode(next(reply for reply in replies if reply)), strict=True))
+
+
+def write_edit(edit: Edit) -> bytes:
+    """Write an edit for `nnsight_install`.
+
+    Raises:
+        UntransferableValueError: A value that its block names cannot travel.
+    """
+    program = edit.program
+    return TravellingEdit.of(edit.key, edit.name, program.effects, encode_program(program)).written()
+
+
+def write_keys(edits: Sequence[Edit]) -> bytes:
+    """Write edits for `nnsight_uninstall`."""
+    return msgspec.msgpack.encode([edit.key for edit in edits])
+
+
+def refusal_of(replies: Sequence[bytes]) -> BaseException | None:
+    """Return why a worker could not read an edit; None where all could."""
+    reply = next((reply for reply in replies if reply), None)
+    return None if reply is None else rebuild_error(msgspec.msgpack.decode(reply))
 
 
 @contextlib.contextmanager

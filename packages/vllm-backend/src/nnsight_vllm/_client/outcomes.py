@@ -8,7 +8,7 @@ import msgspec
 
 from nnsight._interleave import Receipt
 from nnsight._program.failures import rebuild_error
-from nnsight._trace import Outcome
+from nnsight._trace import EditResult, Outcome
 from nnsight._trace.messages import HandedValue, decode_values
 from nnsight.errors import EngineError
 from nnsight_vllm._mailbox import WAITS_FOR_RESULT
@@ -33,7 +33,16 @@ def read_outcome(data: bytes | None, result: Any) -> Outcome:
     named, unnamed, changes = (_values(parts[name], result) for name in _PARTS)
     error = rebuild_error(parts["error"]) if parts["error"] is not None else None
     exports: dict[str, object] = {name: HandedValue(_raw(place)) for name, place in parts["exports"].items()}
-    return Outcome(named, unnamed, changes, result, error, Receipt.from_dict(parts["receipt"]), exports)
+    edits = {
+        name: EditResult(_values(place, result), Receipt.from_dict(receipt))
+        for name, (place, receipt) in parts["edits"].items()
+    }
+    return Outcome(named, unnamed, changes, result, error, Receipt.from_dict(parts["receipt"]), exports, edits)
+
+
+def put_on_output(output: Any, outcome: Outcome) -> None:
+    """Give a finished output of vLLM what became of its blocks, as attributes."""
+    output.saves, output.edits, output.receipt = outcome.all_saves, outcome.edits, outcome.receipt
 
 
 def drop_outcome(data: bytes) -> None:
@@ -41,7 +50,8 @@ def drop_outcome(data: bytes) -> None:
     if data == WAITS_FOR_RESULT:
         return
     parts = msgspec.msgpack.decode(data)
-    for place in (*(parts.get(name) for name in _PARTS), *parts.get("exports", {}).values()):
+    edits = (place for place, _ in parts["edits"].values())
+    for place in (*(parts[name] for name in _PARTS), *parts["exports"].values(), *edits):
         if isinstance(place, str):
             remove_shared(place)
 

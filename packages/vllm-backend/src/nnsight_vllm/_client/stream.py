@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from nnsight._trace import Outcome
 from nnsight._trace.levels import hand_over
-from nnsight.errors import HandoverError, InvalidRequestError
+from nnsight.errors import EngineError, HandoverError, InvalidRequestError
+from nnsight_vllm._client.submission import Submission
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -26,7 +27,7 @@ class TraceStream:
 
     `await stream` runs them to their ends and returns the last output, or a list of them for a trace of invokes.
     `async for output in stream` yields vLLM's outputs as they come. Each output has the attributes `invoke`, its number
-    in the trace, and, once it is finished, `saves` and `receipt`.
+    in the trace, and, once it is finished, `saves`, `edits` and `receipt`.
     """
 
     def __init__(
@@ -80,8 +81,6 @@ class TraceStream:
                     if output is None:
                         continue
                     output.invoke = number
-                    if outcome is not None:
-                        output.saves, output.receipt = outcome.saves, outcome.receipt
                     yield output
             outcomes += [outcome for outcome in found if outcome is not None]
         self._arrive(outcomes)
@@ -96,7 +95,7 @@ class TraceStream:
     async def _merged(self) -> AsyncGenerator[tuple[int, Any, Outcome | None], None]:
         """Run the requests at once, but those that need values of others after these; yield what comes of any."""
         if len(self._requests) == 1:
-            async with aclosing(self._engine.stream(self._requests[0])) as outputs:
+            async with aclosing(self._engine.stream(Submission.of(self._requests[0]))) as outputs:
                 async for output, outcome in outputs:
                     yield 0, output, outcome
             return
@@ -109,7 +108,7 @@ class TraceStream:
                 for pending in request.program.pending.values():
                     await over[pending.invoke]
                 done = [each.result() if each.done() else None for each in over]
-                async with aclosing(self._engine.stream(hand_over(request, done))) as outputs:
+                async with aclosing(self._engine.stream(Submission.of(hand_over(request, done)))) as outputs:
                     async for output, outcome in outputs:
                         waiting.put_nowait((number, output, outcome))
                         if outcome is not None:
@@ -142,7 +141,7 @@ class TraceStream:
 async def gather_outputs(
     engine: AsyncEngine, prompts: Sequence[Any], params: Any, keywords: Mapping[str, Any], *, several: bool
 ) -> Any:
-    """Run untraced requests at once, and return their last outputs in order."""
+    """Run requests that no block runs beside at once, and return their last outputs in order."""
     given = {name: value for name, value in keywords.items() if value is not None}
 
     async def last(prompt: Any) -> Any:
@@ -154,3 +153,16 @@ async def gather_outputs(
 
     found = await asyncio.gather(*(last(prompt) for prompt in prompts))
     return found if several else found[0]
+
+
+async def gather_outcomes(engine: AsyncEngine, submissions: Sequence[Submission]) -> list[Outcome]:
+    """Run requests with blocks at once, and return what became of each in order."""
+
+    async def last(submission: Submission) -> Outcome:
+        found: Outcome | None = None
+        async with aclosing(engine.stream(submission)) as outputs:
+            async for _, outcome in outputs:
+                found = outcome or found
+        return found or Outcome(error=EngineError("the request ended without a finished output"))
+
+    return list(await asyncio.gather(*(last(submission) for submission in submissions)))

@@ -13,6 +13,8 @@ from nnsight._wire import decode
 from nnsight_vllm._transfer import LARGE_BYTES, remove_shared, write_shared
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from nnsight._wire import Parts
     from nnsight_vllm._worker.traced import Traced
     from nnsight_vllm.compat.model_access import WorkerModel
@@ -42,33 +44,33 @@ class OutcomeWriter:
             return _failed(error)
 
     def _outcome(self, traced: Traced, result_data: bytes | None) -> bytes:
-        run, program = traced.run, traced.program
-        if run is None or program is None:
-            return _failed(traced.error)
+        blocks = traced.blocks
         result = None
         if result_data is not None:
             result = decode(result_data, codecs=block_codecs(), limits=TRUSTED)
-            run.give_result(result)
-        run.close()
+            for run in blocks.runs:
+                run.give_result(result)
+        for run in blocks.runs:
+            run.close()
         if self._model.rank:
             return b""
-        run.count_late_edits()
-        error = describe_error(run.error, frozenset({program.source.filename})) if run.error is not None else None
-        parts: dict[str, Any] = {"error": error, "receipt": run.receipt.as_dict()}
-        for part in ("named", "unnamed", "changes"):
-            values = getattr(run, part)
-            try:
-                parts[part] = self._place(encode_values(values, result))
-            except Exception as refusal:  # noqa: BLE001 - what cannot be sent is that request's error
-                parts[part] = self._place(encode_values(_sendable(values, result), result))
-                parts["error"] = error or describe_error(refusal)
-        parts["exports"] = exports = {}
-        for name, value in run.exports.items():
-            try:
-                exports[name] = self._place(write_handed(value, name))
-            except Exception as refusal:  # noqa: BLE001 - as above
-                parts["error"] = parts["error"] or describe_error(refusal)
-        return msgspec.msgpack.encode(parts)
+        for run in blocks.runs:
+            run.count_late_edits()
+        failure = traced.error or blocks.failure()
+        files = frozenset(block.program.source.filename for block in blocks.blocks)
+        writing = _Writing(self._place, result, None if failure is None else describe_error(failure, files))
+        own = None if blocks.own is None else blocks.own.run
+        parts: dict[str, Any] = {
+            part: writing.values(getattr(own, part, {})) for part in ("named", "unnamed", "changes")
+        }
+        parts["receipt"] = {} if own is None else own.receipt.as_dict()
+        parts["exports"] = {} if own is None else writing.exports(own.exports)
+        parts["edits"] = {
+            block.edit: [writing.values({**block.run.unnamed, **block.run.named}), block.run.receipt.as_dict()]
+            for block in blocks.blocks
+            if block.edit is not None
+        }
+        return msgspec.msgpack.encode({**parts, "error": writing.error})
 
     def _place(self, parts: Parts) -> bytes | str:
         """Return data as it is, or where it is large the path of a file in shared memory."""
@@ -88,6 +90,31 @@ class OutcomeWriter:
             remove_shared(path)
 
 
+class _Writing:
+    """Writes the values of one request; one that cannot be sent is its error, unless it has one."""
+
+    def __init__(self, place: Callable[[Parts], bytes | str], result: object, error: dict[str, Any] | None) -> None:
+        self._place = place
+        self._result = result
+        self.error = error
+
+    def values(self, values: dict[str, object]) -> bytes | str:
+        try:
+            return self._place(encode_values(values, self._result))
+        except Exception as refusal:  # noqa: BLE001 - what cannot be sent is that request's error
+            self.error = self.error or describe_error(refusal)
+            return self._place(encode_values(_sendable(values, self._result), self._result))
+
+    def exports(self, values: dict[str, object]) -> dict[str, bytes | str]:
+        written: dict[str, bytes | str] = {}
+        for name, value in values.items():
+            try:
+                written[name] = self._place(write_handed(value, name))
+            except Exception as refusal:  # noqa: BLE001 - as above
+                self.error = self.error or describe_error(refusal)
+        return written
+
+
 def _sendable(values: dict[str, object], result: object) -> dict[str, object]:
     """Return those values that can travel."""
     kept = {}
@@ -100,9 +127,6 @@ def _sendable(values: dict[str, object], result: object) -> dict[str, object]:
     return kept
 
 
-def _failed(error: BaseException | None) -> bytes:
-    empty = encode_values({}).joined()
-    described = describe_error(error or RuntimeError("the program could not be read"))
-    return msgspec.msgpack.encode(
-        {"error": described, "receipt": {}, "named": empty, "unnamed": empty, "changes": empty, "exports": {}}
-    )
+def _failed(error: BaseException) -> bytes:
+    empty = dict.fromkeys(("named", "unnamed", "changes"), encode_values({}).joined())
+    return msgspec.msgpack.encode({**empty, "error": describe_error(error), "receipt": {}, "exports": {}, "edits": {}})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,9 +12,11 @@ import msgspec
 import torch
 
 from nnsight._interleave import BlockRun, Interleaver, RowScope
+from nnsight._program.containers import own_copies
 from nnsight._trace.messages import decode_program
 from nnsight.errors import UnsupportedFeatureError
 from nnsight_vllm._mailbox import ANNOUNCEMENT, WAITS_FOR_RESULT
+from nnsight_vllm._worker.edits import InstalledEdits
 from nnsight_vllm._worker.outcomes import OutcomeWriter
 from nnsight_vllm._worker.traced import Traced
 from nnsight_vllm._worker.tree import build_tree
@@ -22,13 +25,20 @@ from nnsight_vllm.compat.versions import installed_version
 
 if TYPE_CHECKING:
     from nnsight._envoy import ModelTree
+    from nnsight._program import Program
     from nnsight_vllm._mailbox import Postbox
     from nnsight_vllm.compat.model_access import WorkerModel
     from nnsight_vllm.compat.seams import Arrival, Span
 
+_log = logging.getLogger(__name__)
+
 
 class WorkerSession:
-    """Listens to the events of a model runner; see `compat.seams.StepListener`."""
+    """Listens to the events of a model runner; see `compat.seams.StepListener`.
+
+    Attributes:
+        edits: The edits that this worker was sent.
+    """
 
     def __init__(self, model: WorkerModel, postbox: Postbox | None = None) -> None:
         """Serve the blocks of one worker.
@@ -45,6 +55,7 @@ class WorkerSession:
         self._interleaver: Interleaver | None = None
         self._cached_tree: ModelTree | None = None
         self._writer = OutcomeWriter(model)
+        self.edits = InstalledEdits(self._read)
 
     # Events of the runner -----------------------------------------------------------------------------------------
 
@@ -61,26 +72,26 @@ class WorkerSession:
         """Return the length of a traced request's prompt."""
         return self._requests[request_id].num_prompt_tokens
 
-    def arrive(self, arrival: Arrival) -> None:
-        """Meet a traced request."""
-        traced = Traced(arrival.key, arrival.num_prompt_tokens)
-        self._requests[arrival.request_id] = traced
+    def arrive(self, arrival: Arrival) -> bool:
+        """Meet a request with blocks, and tell whether one of them must not see steps whose output is dropped."""
+        own: Program | None = None
+        edits: dict[str, Program] = {}
+        error: BaseException | None = None
         try:
-            program = decode_program(arrival.program, self._tree, self._device_of)
-            traced.program = program
-            traced.run = program.start(program.values, grad=False, read_only=program.effects.read_only)
-            traced.run.receipt.details.update(
-                runner=self._model.runner_generation, vllm=installed_version() or "unknown"
-            )
-        except Exception as error:  # noqa: BLE001 - a program that cannot be read is that request's error
-            traced.error = error
+            edits = self.edits.find(arrival.edits)
+            own = None if arrival.program is None else self._read(arrival.program)
+        except Exception as refusal:  # noqa: BLE001 - a program that cannot be read is that request's error
+            error = refusal
+        traced = Traced.of(arrival.key, arrival.num_prompt_tokens, own, edits, self._start, error)
+        self._requests[arrival.request_id] = traced
+        return traced.counts_steps
 
     def resume(self, request_id: str) -> None:
-        """See a preempted request come back, which its block cannot follow."""
+        """See a preempted request come back, which blocks that tell steps apart cannot follow."""
         traced = self._requests.get(request_id)
-        if traced is not None and traced.run is not None:
-            traced.run.fail(
-                UnsupportedFeatureError(
+        if traced is not None:
+            traced.fail(
+                lambda: UnsupportedFeatureError(
                     "the request was preempted because the KV cache was full, and a block cannot follow a preempted "
                     "request yet; give the engine more cache (gpu_memory_utilization) or run fewer requests at once"
                 )
@@ -91,7 +102,10 @@ class WorkerSession:
         traced = self._requests.pop(request_id, None)
         if traced is None:
             return
-        self._finish(traced)
+        traced.blocks.end()
+        if traced.key is None:
+            _forget(traced)
+            return
         postbox = self._postbox
         if postbox is None or traced.waits_for_result:
             self._finished[traced.key] = traced
@@ -112,20 +126,19 @@ class WorkerSession:
         steps: dict[BlockRun, int] = {}
         for span in spans:
             traced = self._requests[span.request_id]
-            run = traced.run
-            if run is None or not run.present:
-                continue
             if span.partial:
-                run.fail(
-                    UnsupportedFeatureError(
+                traced.fail(
+                    lambda: UnsupportedFeatureError(
                         "the prompt was split over several steps, so the block would see slices of it; leave "
                         "enable_chunked_prefill at its default, or raise max_num_batched_tokens"
                     )
                 )
-                continue
-            self._current.append((span, run))
-            scopes[run] = RowScope(span.start, span.stop, num_rows, alone=num_requests == 1)
-            steps[run] = span.step
+            scope = RowScope(span.start, span.stop, num_rows, alone=num_requests == 1)
+            for run in traced.blocks.runs:
+                if run.present:
+                    self._current.append((span, run))
+                    scopes[run] = scope
+                    steps[run] = traced.step_of(run, span)
         self._hub.begin_step(scopes, steps)
 
     def offer(self, name: str, live: torch.Tensor) -> None:
@@ -142,9 +155,7 @@ class WorkerSession:
             self._current = []
         over = []
         for request_id, traced in self._requests.items():
-            run = traced.run
-            failed = traced.error is not None or (run is not None and (run.error is not None or run.stopped))
-            if failed and not traced.ended:
+            if traced.over and not traced.ended:
                 traced.ended = True
                 over.append(request_id)
         return over
@@ -197,8 +208,9 @@ class WorkerSession:
         """Forget requests whose caller is gone, and return how many traced requests are left."""
         for key in msgspec.msgpack.decode(data):
             traced = self._take(key)
-            if traced is not None and traced.run is not None:
-                traced.run.close()
+            if traced is not None:
+                for run in traced.blocks.runs:
+                    run.close()
         return str(len(self._requests) + len(self._finished)).encode()
 
     # --------------------------------------------------------------------------------------------------------------
@@ -219,17 +231,39 @@ class WorkerSession:
         """Put a client's GPU tensor on this rank's device."""
         return torch.device("cpu") if text == "cpu" else self._model.device
 
+    def _read(self, data: bytes) -> Program:
+        return decode_program(data, self._tree, self._device_of)
+
+    def _start(self, program: Program) -> BlockRun:
+        # An edit was read once for all requests.
+        run = program.start(own_copies(program.values), grad=False, read_only=program.effects.read_only)
+        run.receipt.details.update(runner=self._model.runner_generation, vllm=installed_version() or "unknown")
+        return run
+
     def _take(self, key: str) -> Traced | None:
         traced = self._finished.pop(key, None)
         if traced is not None:
             return traced
         for request_id, candidate in self._requests.items():
             if candidate.key == key:
-                del self._requests[request_id]
-                self._finish(candidate)
+                rest = candidate.remainder(self._start)
+                if rest is None:
+                    del self._requests[request_id]
+                else:
+                    self._requests[request_id] = rest
+                candidate.blocks.end()
                 return candidate
         return None
 
-    def _finish(self, traced: Traced) -> None:
-        if traced.run is not None:
-            traced.run.end()
+
+def _forget(traced: Traced) -> None:
+    """Let go of a request that nobody asks about, but for its errors."""
+    failure = traced.error or traced.blocks.failure()
+    for run in traced.blocks.runs:
+        run.close()
+    if failure is not None:
+        _log.warning("a request was ended by an error of an edit: %r; %s", failure, _notes(failure))
+
+
+def _notes(error: BaseException) -> str:
+    return "; ".join(getattr(error, "__notes__", ()))

@@ -15,18 +15,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A traced request that the runner meets for the first time.
+    """A request with blocks that the runner meets for the first time.
 
     Attributes:
         request_id: vLLM's own id.
-        program: The program as it travelled.
-        key: The client's id of the request.
+        program: The program as it travelled; None for a request that is not traced.
+        key: The client's id of the request; None where no client asks for what becomes of its blocks.
+        edits: The keys of the edits that it runs beside, in order; None where our part of the engine core never saw it.
         num_prompt_tokens: Length of the prompt.
     """
 
     request_id: str
-    program: bytes
-    key: str
+    program: bytes | None
+    key: str | None
+    edits: tuple[str, ...] | None
     num_prompt_tokens: int
 
 
@@ -58,8 +60,8 @@ class StepListener(Protocol):
     def active(self) -> bool:
         """Whether any traced request lives in this worker."""
 
-    def arrive(self, arrival: Arrival) -> None:
-        """Meet a traced request."""
+    def arrive(self, arrival: Arrival) -> bool:
+        """Meet a request with blocks, and tell whether one of them must not see steps whose output is dropped."""
 
     def resume(self, request_id: str) -> None:
         """See a preempted request come back."""
