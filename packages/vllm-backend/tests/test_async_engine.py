@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from vllm import SamplingParams
 
 from engine_runners import TOLERANCE, EngineRunner
-from nnsight.errors import InvalidRequestError, MismatchedValueError
+from nnsight.errors import InvalidRequestError, MismatchedValueError, WireError
 from nnsight.modeling.vllm import VLLM
 from nnsight_vllm._transfer import PREFIX, shared_folder
 
@@ -300,5 +301,102 @@ def test_values_of_many_megabytes_come_home(streaming: Loop) -> None:
             big = model.model.layers[0].output[0].new_ones(2_000_000).save()  # noqa: F841 - comes home
         last = await tracer.backend
         assert last.saves["big"].sum() == 2_000_000
+
+    streaming.run(main())
+
+
+VECTOR = torch.linspace(-3.0, 3.0, 128)
+
+
+def steer(model: Any, name: str) -> Any:
+    with model.edit(name=name) as (tracer, edit):
+        for _ in tracer.all():
+            model.model.layers[1].output[0][:] += VECTOR
+    return edit
+
+
+def test_edits_run_beside_every_request_that_is_made_after_them(streaming: Loop, reference: HFReference) -> None:
+    model = streaming.model
+    ids = model.tokenizer.encode(PROMPT)
+    plain = reference.generate(ids, 4).tokens
+    steered = reference.generate(ids, 4, {1: lambda states: states + VECTOR}).tokens
+
+    async def main() -> None:
+        edit = steer(model, "calm")
+        with model.edit(name="probe"):
+            first = int(model.model.layers[0].output[0].shape[0]).save()  # noqa: F841 - comes home
+        params = SamplingParams(max_tokens=4, **KEYWORDS)
+        # Nothing was awaited since, and the engine's own requests are served all the same.
+        async for output in model.vllm_entrypoint.generate(PROMPT, params, "own"):
+            last = output
+        assert list(last.outputs[0].token_ids) == steered
+        one, other = await model.generate([PROMPT, "w9 w8"], max_tokens=4, **KEYWORDS)
+        assert list(one.outputs[0].token_ids) == steered
+        assert [one.saves, other.saves] == [{"first": 3}, {"first": 2}]
+        with model.trace(PROMPT, max_tokens=4, **KEYWORDS) as tracer:
+            logits = model.logits.save()  # noqa: F841 - comes home
+        last = await tracer.backend
+        assert list(last.outputs[0].token_ids) == steered
+        assert last.saves.keys() == {"first", "logits"}
+        assert tracer.saves.keys() == {"logits"}
+        assert tracer.edits["probe"].saves == {"first": 3}
+        edit.clear()
+        with model.trace(PROMPT, max_tokens=4, edits=[], **KEYWORDS) as tracer:
+            model.logits.save()
+        last = await tracer.backend
+        assert list(last.outputs[0].token_ids) == plain
+        assert last.edits == {}
+        model.clear_edits()
+        last = await model.generate(PROMPT, max_tokens=4, **KEYWORDS)
+        assert list(last.outputs[0].token_ids) == plain
+        assert await left_in_the_worker(model) == 0
+        assert await model.vllm_entrypoint.collective_rpc("nnsight_uninstall", args=(b"\x90",)) == [b"0"]
+
+    streaming.run(main())
+
+
+def test_edits_come_and_go_beside_requests_that_are_under_way(streaming: Loop, reference: HFReference) -> None:
+    model = streaming.model
+    ids, steps = model.tokenizer.encode(PROMPT), 12
+    plain = reference.generate(ids, steps).tokens
+    steered = reference.generate(ids, steps, {1: lambda states: states + VECTOR}).tokens
+
+    async def main() -> None:
+        params = SamplingParams(max_tokens=steps, **KEYWORDS)
+
+        async def last_of(name: str) -> list[int]:
+            async for output in model.vllm_entrypoint.generate(PROMPT, params, name):
+                begun.set()
+                last = output
+            return list(last.outputs[0].token_ids)
+
+        # More than the engine runs at once, so that some still wait for their turn when the edit comes and goes.
+        rounds: list[list[asyncio.Task[list[int]]]] = []
+        for number, change in enumerate((None, lambda: steer(model, "calm"), model.clear_edits)):
+            if change is not None:
+                change()
+            begun = asyncio.Event()
+            rounds.append([asyncio.create_task(last_of(f"{number}-{index}")) for index in range(20)])
+            await begun.wait()
+        found = [await asyncio.gather(*each) for each in rounds]
+        assert found == [[plain] * 20, [steered] * 20, [plain] * 20]
+        assert await left_in_the_worker(model) == 0
+        assert await model.vllm_entrypoint.collective_rpc("nnsight_uninstall", args=(b"\x90",)) == [b"0"]
+
+    streaming.run(main())
+
+
+def test_an_edit_that_no_worker_can_read_fails_the_request_that_brings_it(streaming: Loop) -> None:
+    model = streaming.model
+    thing = Loop.__new__(Loop)
+
+    async def main() -> None:
+        with model.edit(name="unread"):
+            print(thing)
+        with pytest.raises(WireError, match="Loop"):
+            await model.generate(PROMPT, max_tokens=1, **KEYWORDS)
+        assert model.edits == ()
+        last = await model.generate(PROMPT, max_tokens=1, **KEYWORDS)
+        assert last.finished
 
     streaming.run(main())
