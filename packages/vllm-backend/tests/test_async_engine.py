@@ -355,31 +355,40 @@ def test_edits_run_beside_every_request_that_is_made_after_them(streaming: Loop,
     streaming.run(main())
 
 
-def test_edits_come_and_go_beside_requests_that_are_under_way(streaming: Loop, reference: HFReference) -> None:
+def test_edits_come_and_go_beside_requests_that_are_under_way(
+    streaming: Loop, reference: HFReference, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = streaming.model
     ids, steps = model.tokenizer.encode(PROMPT), 12
     plain = reference.generate(ids, steps).tokens
     steered = reference.generate(ids, steps, {1: lambda states: states + VECTOR}).tokens
 
     async def main() -> None:
-        params = SamplingParams(max_tokens=steps, **KEYWORDS)
+        params, llm = SamplingParams(max_tokens=steps, **KEYWORDS), model.vllm_entrypoint
+        add_request, added = llm.add_request, []
+
+        async def counted(*args: Any, **kwargs: Any) -> Any:
+            collector = await add_request(*args, **kwargs)
+            added.append(collector)
+            return collector
 
         async def last_of(name: str) -> list[int]:
-            async for output in model.vllm_entrypoint.generate(PROMPT, params, name):
-                begun.set()
+            async for output in llm.generate(PROMPT, params, name):
                 last = output
             return list(last.outputs[0].token_ids)
 
+        monkeypatch.setattr(llm, "add_request", counted)
         # More than the engine runs at once, so that some still wait for their turn when the edit comes and goes.
         rounds: list[list[asyncio.Task[list[int]]]] = []
         for number, change in enumerate((None, lambda: steer(model, "calm"), model.clear_edits)):
             if change is not None:
                 change()
-            begun = asyncio.Event()
-            rounds.append([asyncio.create_task(last_of(f"{number}-{index}")) for index in range(20)])
-            await begun.wait()
+            rounds.append([asyncio.create_task(last_of(f"{number}-{index}")) for index in range(40)])
+            while len(added) < 40 * (number + 1):
+                await asyncio.sleep(0.001)
+        assert not all(task.done() for task in rounds[0])
         found = [await asyncio.gather(*each) for each in rounds]
-        assert found == [[plain] * 20, [steered] * 20, [plain] * 20]
+        assert found == [[plain] * 40, [steered] * 40, [plain] * 40]
         assert await left_in_the_worker(model) == 0
         assert await model.vllm_entrypoint.collective_rpc("nnsight_uninstall", args=(b"\x90",)) == [b"0"]
 

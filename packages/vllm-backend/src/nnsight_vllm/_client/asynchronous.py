@@ -85,10 +85,13 @@ class AsyncEngine(RunningEngine):
 
         Raises:
             EngineError: The engine was shut down, or died.
+            Exception: A worker could not read an edit that was installed before it.
         """
         if self.llm is None:
             raise EngineError("the engine was shut down; build another model")
         try:
+            # Within vLLM's own method, an error would come out as one of vLLM's.
+            await self._change()
             async with aclosing(self.llm.generate(prompt, params, request_id, **keywords)) as outputs:
                 async for output in outputs:
                     yield output
