@@ -10,6 +10,7 @@ TORCH = "packages/core/tests/conformance/test_torch_conformance.py"
 VALUES = "packages/core/tests/interleave/test_values.py"
 ROWS = "packages/core/tests/source/test_rows_and_skips.py"
 MODEL = "packages/core/tests/trace/test_torch_model.py"
+BUDGETS = "packages/core/tests/trace/test_budgets.py"
 ENGINE = "packages/vllm-backend/tests/test_values.py"
 
 
@@ -185,7 +186,7 @@ FAULTS = (
     Fault(
         "exception type lost in-process",
         f"{CORE}/_trace/deliver.py",
-        "    if not isinstance(error, Exception | KeyboardInterrupt):\n",
+        "    if acts_on_its_process(type(error)) and not isinstance(error, KeyboardInterrupt):\n",
         "    if not isinstance(error, KeyboardInterrupt):\n",
         (TORCH, "-k", "error"),
     ),
@@ -271,5 +272,27 @@ FAULTS = (
         "list(spans)",
         (ENGINE, "-k", "no_step_beyond"),
         "v2-async",
+    ),
+    Fault(
+        "a loop not counted",
+        f"{CORE}/_capture/counting.py",
+        "        node.iter = _counted(node.iter)\n        return node\n\n    def visit_AsyncFor",
+        "        return node\n\n    def visit_AsyncFor",
+        (BUDGETS, "-k", "of_one_step"),
+    ),
+    Fault(
+        "a copy that was let go of counted",
+        f"{CORE}/_interleave/budget.py",
+        "        self._charged = held.total\n",
+        "        held.total = self._charged\n",
+        (BUDGETS, "-k", "lets_go"),
+    ),
+    Fault(
+        "a token that the grammar does not allow let through",
+        f"{VLLM}/_worker/tokens.py",
+        "        for token in tokens:\n",
+        "        for token in ():\n",
+        ("packages/vllm-backend/tests/test_stop_and_failure.py", "-k", "grammar"),
+        "v1",
     ),
 )

@@ -66,7 +66,14 @@ def engine(tiny_qwen3: Path, runner: EngineRunner) -> Iterator[Any]:
     with runner.building():
         # Blocks of the prefix cache are shorter than the prompts of its tests; the CPU's default is as long as these.
         cache = {"block_size": 32}
-        keywords = {"dtype": "float32", "max_model_len": 128, "max_num_seqs": 32, **cache, **runner.keywords}
+        keywords = {
+            "dtype": "float32",
+            "max_model_len": 128,
+            "max_num_seqs": 32,
+            "byte_budget": 64 << 20,
+            **cache,
+            **runner.keywords,
+        }
         model = VLLM(str(tiny_qwen3), dispatch=True, **keywords)
     with model:
         assert {setting.name: setting.value for setting in model.settings}["model runner"] == runner.generation

@@ -12,9 +12,18 @@ import torch
 from vllm import SamplingParams
 
 from engine_runners import TOLERANCE, EngineRunner
-from nnsight.errors import InvalidRequestError, MismatchedValueError, WireError
+from nnsight.errors import (
+    BudgetExceededError,
+    InvalidRequestError,
+    MismatchedValueError,
+    RequestFailedError,
+    UntransferableValueError,
+    WireError,
+)
 from nnsight.modeling.vllm import VLLM
 from nnsight_vllm._transfer import PREFIX, shared_folder
+from nnsight_vllm.compat.runners import STOP_REASON
+from own_errors import Enough
 
 if TYPE_CHECKING:
     from hf_reference import HFReference
@@ -235,6 +244,87 @@ def test_an_error_is_raised_where_the_stream_is_awaited_and_carries_what_was_sav
     streaming.run(main())
 
 
+@pytest.mark.parametrize("step", [0, 3])
+def test_a_stop_ends_the_stream_with_what_was_sampled(streaming: Loop, reference: HFReference, step: int) -> None:
+    model = streaming.model
+    expected = reference.generate(model.tokenizer.encode(PROMPT), 6).tokens
+    beside = reference.generate(model.tokenizer.encode("w7 w8"), 6).tokens
+
+    async def main() -> None:
+        with model.trace(min_tokens=6, max_tokens=6, **KEYWORDS) as tracer:
+            with tracer.invoke(PROMPT):
+                kept = list().save()
+                for now in tracer.iter[:6]:
+                    kept.append(model.samples.item())
+                    if now == step:
+                        tracer.stop()
+            with tracer.invoke("w7 w8"):
+                for _ in tracer.iter[:6]:
+                    model.model.layers[0].output
+        stopped, other = await tracer.backend
+        assert stopped.saves["kept"] == list(stopped.outputs[0].token_ids) == expected[: step + 1]
+        assert (stopped.outputs[0].finish_reason, stopped.outputs[0].stop_reason) == ("length", STOP_REASON)
+        assert list(other.outputs[0].token_ids) == beside
+        plain = await model.generate(PROMPT, max_tokens=step + 1, **KEYWORDS)
+        assert stopped.outputs[0].text == plain.outputs[0].text
+        assert await left_in_the_worker(model) == 0
+
+    streaming.run(main())
+
+
+def test_blocks_that_fail_in_any_way_end_their_own_streams_alone(streaming: Loop, reference: HFReference) -> None:
+    model = streaming.model
+    expected = reference.generate(model.tokenizer.encode(PROMPT), 8).tokens
+
+    async def beside() -> None:
+        with model.trace(PROMPT, max_tokens=8, **KEYWORDS) as tracer:
+            logits = model.logits.save()  # noqa: F841 - comes home
+        last = await tracer.backend
+        assert list(last.outputs[0].token_ids) == expected
+        assert last.saves["logits"].shape == (1, 512)
+
+    async def leaving() -> None:
+        with model.trace(PROMPT, max_tokens=8, **KEYWORDS) as tracer:
+            model.logits
+            raise SystemExit("enough")
+        with pytest.raises(RequestFailedError, match="SystemExit: enough"):
+            await tracer.backend
+
+    async def own() -> None:
+        with model.trace(PROMPT, max_tokens=8, **KEYWORDS) as tracer:
+            model.logits
+            raise Enough("of this")
+        with pytest.raises(Enough, match="of this"):
+            await tracer.backend
+
+    async def endless() -> None:
+        with model.trace(PROMPT, max_tokens=8, **KEYWORDS) as tracer:
+            while True:
+                pass
+        with pytest.raises(BudgetExceededError, match="step budget"):
+            await tracer.backend
+
+    async def unsendable() -> None:
+        with model.trace(PROMPT, max_tokens=8, **KEYWORDS) as tracer:
+            kept = model.logits.save()  # noqa: F841 - comes home on the error
+            numbers = (number for number in range(3)).save()  # noqa: F841 - cannot travel
+        with pytest.raises(UntransferableValueError, match="numbers") as raised:
+            await tracer.backend
+        assert raised.value.saves["kept"].shape == (1, 512)  # type: ignore[attr-defined]
+
+    async def unknown() -> None:
+        with model.trace(PROMPT, max_tokens=8, **KEYWORDS) as tracer:
+            model.samples = 512
+        with pytest.raises(MismatchedValueError, match="the token 512"):
+            await tracer.backend
+
+    async def main() -> None:
+        await asyncio.gather(beside(), leaving(), own(), endless(), unsendable(), unknown(), beside())
+        assert await left_in_the_worker(model) == 0
+
+    streaming.run(main())
+
+
 def test_a_stream_that_is_left_early_ends_its_request(streaming: Loop) -> None:
     model = streaming.model
 
@@ -352,6 +442,49 @@ def test_edits_run_beside_every_request_that_is_made_after_them(streaming: Loop,
         assert await left_in_the_worker(model) == 0
         assert await model.vllm_entrypoint.collective_rpc("nnsight_uninstall", args=(b"\x90",)) == [b"0"]
 
+
+RANDOM: dict[str, Any] = {"temperature": 1.0, "ignore_eos": True}
+
+
+@pytest.mark.parametrize("kind", ["CUMULATIVE", "DELTA", "FINAL_ONLY"])
+def test_sequences_of_one_request_ride_on_its_finished_output(streaming: Loop, kind: str) -> None:
+    from vllm.sampling_params import RequestOutputKind
+
+    model = streaming.model
+
+    async def main() -> None:
+        with model.trace(
+            PROMPT,
+            n=3,
+            max_tokens=20,
+            seed=5,
+            stop_token_ids=list(range(0, 500, 9)),
+            logprobs=1,
+            output_kind=RequestOutputKind[kind],
+            **RANDOM,
+        ) as tracer:
+            ids = list().save()
+            for _ in tracer.all():
+                ids.append(model.samples.item())
+        pieces: dict[int, list[int]] = {index: [] for index in range(3)}
+        last: Any = None
+        async for output in tracer.backend:
+            last = output
+            for completion in output.outputs:
+                new = list(completion.token_ids)
+                pieces[completion.index] = [*pieces[completion.index], *new] if kind == "DELTA" else new
+        assert [completion.index for completion in last.outputs] == [0, 1, 2]
+        assert len({len(each) for each in pieces.values()}) > 1
+        assert last.saves["ids"] == list(pieces.values())
+        assert [completion.saves["ids"] for completion in last.outputs] == last.saves["ids"]
+        assert [completion.receipt.steps for completion in last.outputs] == [len(each) for each in pieces.values()]
+        assert tracer.receipt == last.receipt == [completion.receipt for completion in last.outputs]
+        plain = await model.generate(
+            PROMPT, n=3, max_tokens=20, seed=5, stop_token_ids=list(range(0, 500, 9)), **RANDOM
+        )
+        assert [list(completion.token_ids) for completion in plain.outputs] == last.saves["ids"]
+        assert await left_in_the_worker(model) == 0
+
     streaming.run(main())
 
 
@@ -407,5 +540,44 @@ def test_an_edit_that_no_worker_can_read_fails_the_request_that_brings_it(stream
         assert model.edits == ()
         last = await model.generate(PROMPT, max_tokens=1, **KEYWORDS)
         assert last.finished
+
+
+def test_sequences_wait_for_the_result_are_handed_on_and_are_ended(streaming: Loop) -> None:
+    model = streaming.model
+
+    async def main() -> None:
+        with model.trace(max_tokens=2, **RANDOM) as tracer:
+            with tracer.invoke(PROMPT, n=3):
+                row = model.model.layers[0].output[0][-1]
+                whole = tracer.result.save()  # noqa: F841 - comes home
+            with tracer.invoke("w7 w8"):
+                count = len(row).save()  # noqa: F841 - comes home
+        first, second = await tracer.backend
+        assert all(each is first for each in first.saves["whole"])
+        assert [len(each.token_ids) for each in first.outputs] == [2, 2, 2]
+        assert second.saves == {"count": 3}
+        with model.trace(PROMPT, n=3, max_tokens=100, **RANDOM) as tracer:
+            for _ in tracer.all():
+                model.logits
+        stream = tracer.backend.__aiter__()
+        async for _ in stream:
+            # vLLM's own name of one sequence, which ends before the others.
+            (name,) = [each for each in model.vllm_entrypoint.output_processor.request_states if each.startswith("1_")]
+            await model.vllm_entrypoint.abort(name, internal=True)
+            break
+        async for output in stream:
+            last = output
+        assert [completion.finish_reason for completion in last.outputs] == ["length", "abort", "length"]
+        assert [completion.receipt.steps < 100 for completion in last.outputs] == [False, True, False]
+        with model.trace(PROMPT, n=3, max_tokens=100, **RANDOM) as tracer:
+            for _ in tracer.all():
+                model.logits
+        stream = tracer.backend.__aiter__()
+        async for _ in stream:
+            break
+        await stream.aclose()
+        await model.generate(PROMPT, max_tokens=2, **KEYWORDS)
+        assert await left_in_the_worker(model) == 0
+        assert not model._engine.mailbox._expected
 
     streaming.run(main())

@@ -184,11 +184,6 @@ def test_a_value_that_vllm_refuses_is_an_error_of_the_request(engine: Any) -> No
         engine.trace(PROMPT, temperature=-3.0)
 
 
-def test_several_sequences_of_one_prompt_are_refused_by_name(engine: Any) -> None:
-    with pytest.raises(UnsupportedFeatureError, match="n=3"):
-        engine.trace(PROMPT, n=3)
-
-
 def test_the_callers_own_extra_args_survive(engine: Any, greedy: Greedy) -> None:
     mine = {"mine": 1}
     with engine.trace(PROMPT, extra_args=mine, **greedy(1)):

@@ -73,19 +73,20 @@ def spans(numbers: Iterable[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
 
 
+def matches(location: str, pattern: str) -> bool:
+    """Tell whether a glob picks a location; `*` matches within one part of a path."""
+    parts, globs = location.split("."), pattern.split(".")
+    return len(parts) == len(globs) and all(map(fnmatch.fnmatchcase, parts, globs))
+
+
 def _picked(modules: Iterable[tuple[str, str]], pattern: str | None) -> Iterator[tuple[str, str, str]]:
     for path, kind in modules:
         if not path:
             continue
-        if pattern is None or _matches(path, pattern):
+        if pattern is None or matches(path, pattern):
             yield path, kind, ""
         elif pattern is not None:
-            yield from ((path, kind, side) for side in SIDES if _matches(f"{path}.{side}", pattern))
-
-
-def _matches(location: str, pattern: str) -> bool:
-    parts, globs = location.split("."), pattern.split(".")
-    return len(parts) == len(globs) and all(map(fnmatch.fnmatchcase, parts, globs))
+            yield from ((path, kind, side) for side in SIDES if matches(f"{path}.{side}", pattern))
 
 
 def _without_numbers(path: str) -> str:

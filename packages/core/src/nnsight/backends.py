@@ -1,7 +1,7 @@
 """What a backend is made of: the classes and functions that it subclasses, calls and is given.
 
 A backend is a subclass of `TracedModel` that a plugin registers with `register_backends`. It is given a `Request` for
-each invoke and returns an `Outcome` for each.
+each invoke and returns an `Outcome` for each; those of a request's several sequences are joined by `join_sequences`.
 
 Where the model runs, the `Program` of a request is started as a `BlockRun`, an `Interleaver` serves it the values of
 each forward, and `finish_run` tells what became of it. Where that is another process, programs and outcomes travel as
@@ -13,14 +13,15 @@ This module, `nnsight.hookspecs`, `nnsight.events`, `nnsight.errors` and `nnsigh
 from __future__ import annotations
 
 from nnsight._envoy import ModelTree
-from nnsight._interleave import BlockRun, Interleaver, Receipt, RowScope, Scope, WholeScope
+from nnsight._interleave import BlockRun, Budget, Interleaver, Receipt, RowScope, Scope, WholeScope
 from nnsight._program import Program
-from nnsight._trace import Edit, EditResult, Outcome, Request, RequestBlocks, TracedModel
+from nnsight._trace import Edit, EditResult, Outcome, Request, RequestBlocks, TracedModel, join_sequences
 from nnsight._trace.messages import decode_program, encode_program
 from nnsight._trace.outcomes import decode_outcome, encode_outcome, finish_run
 
 __all__ = [
     "BlockRun",
+    "Budget",
     "Edit",
     "EditResult",
     "Interleaver",
@@ -39,4 +40,5 @@ __all__ = [
     "encode_outcome",
     "encode_program",
     "finish_run",
+    "join_sequences",
 ]

@@ -13,6 +13,7 @@ NNsightError
 ├── SharedValueError                an edit of a value that other requests use too
 ├── UntransferableValueError        a captured or saved value that cannot travel
 ├── WireError                       bytes that are not a valid message
+├── BudgetExceededError             a block that ran or held more than it may
 ├── InvalidRequestError             a prompt, keyword or invoke that cannot be run
 ├── UnsupportedFeatureError         a combination that is refused by name
 ├── RequestFailedError              a block failed and its own exception cannot be rebuilt here
@@ -82,6 +83,10 @@ class UntransferableValueError(NNsightError, TypeError):
 
 class WireError(NNsightError, ValueError):
     """Bytes are not a message of this version, or break its limits."""
+
+
+class BudgetExceededError(NNsightError, RuntimeError):
+    """A block ran more iterations and calls, or held more memory, than its budget."""
 
 
 class InvalidRequestError(NNsightError, ValueError):

@@ -56,12 +56,15 @@ class PromptFacts:
         step_budget: Most tokens that the engine computes in one step.
         splits_prompts: Whether the engine may split a prompt over several steps.
         read_only: Whether the program changes nothing.
+        follows_pieces: Whether the block can follow a prompt that is computed in several parts: it reads at places that
+            are known beforehand, or changes every row alike by constants.
     """
 
     num_prompt_tokens: int
     step_budget: int
     splits_prompts: bool
     read_only: bool
+    follows_pieces: bool
 
 
 @dataclass(frozen=True)

@@ -117,3 +117,69 @@ def test_modules_that_may_be_looked_into_are_named(text: str, names: tuple[str, 
 
 def looking(model: Any) -> Any:
     return model.layer.source.q_0.output
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "layer = model[0]\nlayer.half()",
+        "layer = model[0]\nalias = layer\nalias.to(torch.float64)",
+        "for layer in model:\n    layer.float()",
+        "for number, layer in enumerate(model):\n    layer.float()",
+        "[layer.half() for layer in model]",
+        "[layer.half() for number, layer in enumerate(model)]",
+        "layers = [layer for layer in model]\nlayers[0].half()",
+        "layers = list(model)\nlayers[0].half()",
+        "layers = {'a': model[0]}\nlayers['a'].half()",
+        "layers = {name: layer for name, layer in zip('ab', model)}\nlayers['a'].half()",
+        "layers = []\nlayers.append(model[0])\nlayers[0].half()",
+        "layers = {}\nlayers['a'] = model[0]\nlayers['a'].half()",
+        "first, *rest = model\nrest[0].half()",
+        "(layer := model[0]).half()",
+        "if (layer := model[0]):\n    layer.half()",
+        "layer = model[0] if torch else model[1]\nlayer.half()",
+        "layer = None or model[0]\nlayer.half()",
+        "layer: object = model[0]\nlayer.half()",
+        "match model[0]:\n    case layer:\n        layer.half()",
+        "with giving(model[0]) as layer:\n    layer.half()",
+        "def change(layer):\n    layer.half()\nchange(model[0])",
+        "def get():\n    return model[0]\nlayer = get()\nlayer.half()",
+        "layer = (lambda: model[0])()\nlayer.half()",
+        "(lambda layer: layer.half())(model[0])",
+        "list(map(lambda layer: layer.half(), model))",
+        "layer = getattr(model, '0')\nlayer.half()",
+        "layer = model.get('0')\nlayer.half()",
+        "getattr(model[0], 'half')()",
+        "half = model[0].half\nhalf()",
+        "layer = model[0]\nlayer.requires_grad_(False)",
+        "layer = model[0]\nlayer.load_state_dict({})",
+        "layer = model[0]\nlayer.register_forward_hook(print)",
+        "layer = model[0]\nlayer.train()",
+        "torch.nn.Module.half(model[0])",
+        "layer = model[0]\ntorch.compile(layer)",
+        "held = model._modules['0']\nheld.half()",
+        "layer = model[0]\nweights = layer._parameters\nweights['weight'].float()",
+        "kept = holding.kept\nkept[0].half()",
+    ],
+)
+def test_methods_that_change_a_module_are_seen_whatever_it_is_called(text: str) -> None:
+    network = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    network.kept = [torch.nn.Linear(2, 2)]  # type: ignore[assignment]
+    assert not summary(text, giving=object, holding=NNsight(network)).read_only
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "layer = model[0]\nx = layer.weight.float()",
+        "layer = model[0]\nx = layer.output.to(torch.float64)",
+        "for layer in model:\n    x = layer.weight[0].half() + layer.output.half()",
+        "hs = [layer.output for layer in model]\nx = hs[0].float().cpu()",
+        "hs = {}\nfor number, layer in enumerate(model):\n    hs[number] = layer.output.cpu()\nx = hs[0].float()",
+        "x = model.get('0.output')\ny = x.float()",
+        "def flat(x):\n    return x.float()\nfor number, layer in enumerate(model):\n    y = flat(layer.output)",
+        "weight = model[0].weight\nx = weight.double() @ weight.double().T",
+    ],
+)
+def test_weights_and_values_are_converted_by_blocks_that_read(text: str) -> None:
+    assert summary(text).read_only, summary(text).unknown

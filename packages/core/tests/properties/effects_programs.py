@@ -278,9 +278,8 @@ class _Promised:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.program, name)
 
-    def start(self, values: Any, *, grad: bool, inference: bool = False, read_only: bool) -> Any:
-        read_only = self.program.effects.read_only
-        return self.program.start(values, grad=grad, inference=inference, read_only=read_only)
+    def start(self, values: Any, **modes: Any) -> Any:
+        return self.program.start(values, **{**modes, "read_only": self.program.effects.read_only})
 
 
 class Watched(NNsight):

@@ -160,7 +160,8 @@ SIMPLE = [
     "total += count",
     "previous = {t}",
     "if previous is not None:\n    {t}[:] += previous[-1] * {c}",
-    "if previous is not None:\n    previous += {c}",
+    # It names its place: a block that does not is where it was, and what it changes there reaches the model.
+    "if previous is not None:\n    previous += {t}.shape[0] * {c}",
     "kept.append([row.sum().item() for row in {t}])",
 ]
 REPLACING = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,57 +9,8 @@ import torch
 from torch import nn
 
 from nnsight._wire.codecs.tensors import TensorCodec
-from nnsight.backends import (
-    Interleaver,
-    ModelTree,
-    Outcome,
-    Request,
-    TracedModel,
-    WholeScope,
-    decode_outcome,
-    decode_program,
-    encode_outcome,
-    encode_program,
-    finish_run,
-)
 from nnsight.errors import OutsideTraceError, UntransferableValueError
-
-
-class Wired(TracedModel):
-    """One forward of a module for each request; programs and outcomes travel as bytes."""
-
-    backend_name = "wired"
-
-    def __init__(self, module: nn.Module) -> None:
-        self._batches: list[int] = []
-        self._devices: list[str] = []
-        self._sizes: list[int] = []
-        self._tree = ModelTree(module)
-
-    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return args[0]
-
-    def _execute(self, requests: Sequence[Request]) -> list[Outcome]:
-        self._batches.append(len(requests))
-        return [
-            decode_outcome(self._run(encode_program(request.program), request.prepared), self._tree)
-            for request in requests
-        ]
-
-    def _device_of(self, text: str) -> torch.device:
-        self._devices.append(text)
-        return torch.device("cpu")
-
-    def _run(self, data: bytes, value: torch.Tensor) -> bytes:
-        program = decode_program(data, self._tree, self._device_of)
-        run = program.start(program.values, grad=False, read_only=program.effects.read_only)
-        interleaver = Interleaver(self._tree)
-        interleaver.begin_step({run: WholeScope()}, {run: 0})
-        result = self._tree.root(value)
-        interleaver.end_step()
-        reply = encode_outcome(finish_run(run, program, result=result), program)
-        self._sizes.append(len(reply))
-        return reply
+from tests.trace.wired import Wired
 
 
 @pytest.fixture
@@ -78,7 +28,7 @@ def test_invokes_that_need_nothing_of_each_other_run_at_once(model: Wired) -> No
             with tracer.invoke(ONES * index):
                 hidden = model[0].output * scale
                 again = hidden.save()
-    assert model._batches == [4]
+    assert model.batches == [4]
     assert len(again) == 4
 
 
@@ -95,7 +45,7 @@ def test_invokes_run_in_as_few_batches_as_their_needs_allow(model: Wired) -> Non
         with tracer.invoke(ONES):
             model[0].output
             last = (both - 2 * first).save()
-    assert model._batches == [3, 1, 1]
+    assert model.batches == [3, 1, 1]
     assert torch.allclose(last, model._tree.root[0](ONES * 2))
     assert torch.equal(apart, model._tree.root[0](ONES))
 
@@ -108,7 +58,7 @@ def test_only_names_that_a_later_invoke_needs_come_with_the_outcome(model: Wired
         with tracer.invoke(ONES):
             model[0].output
             twice = (2 * small).save()
-    assert max(model._sizes) < 1 << 12
+    assert max(model.sizes) < 1 << 12
     assert twice == pytest.approx(2 * model._tree.root[0](ONES).sum().item())
     assert "large" not in locals()
 
@@ -123,11 +73,11 @@ def test_a_handed_tensor_goes_to_the_device_that_it_came_from(model: Wired, monk
     with model.trace() as tracer:
         with tracer.invoke(ONES):
             hidden = model[0].output
-        assert model._devices == []
+        assert model.devices == []
         with tracer.invoke(ONES):
             gap = (model[0].output - hidden).abs().max().item().save()
     assert gap == 0
-    assert model._devices == ["cuda:1"]
+    assert model.devices == ["cuda:1"]
 
 
 def test_the_trace_may_pass_a_variable_on_under_another_name(model: Wired) -> None:

@@ -4,27 +4,15 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
-from nnsight.backends import (
-    Interleaver,
-    ModelTree,
-    Outcome,
-    Request,
-    TracedModel,
-    WholeScope,
-    decode_outcome,
-    decode_program,
-    encode_outcome,
-    encode_program,
-    finish_run,
-)
+from nnsight.backends import ModelTree, Outcome, decode_outcome, encode_outcome
 from nnsight.errors import UntransferableValueError, WireError
+from tests.trace.wired import Wired
 
 
 class Finished:
@@ -34,42 +22,10 @@ class Finished:
         self.value = value
 
 
-class Wired(TracedModel):
-    """One forward of a module for each request; programs and outcomes travel as bytes."""
-
-    backend_name = "wired"
-
-    def __init__(self, module: nn.Module, result_of: Callable[[torch.Tensor], object] = Finished) -> None:
-        self._result_of = result_of
-        self._tree = ModelTree(module)
-
-    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return args[0]
-
-    def _execute(self, requests: Sequence[Request]) -> list[Outcome]:
-        return [
-            decode_outcome(self._run(encode_program(request.program), request.prepared), self._tree)
-            for request in requests
-        ]
-
-    def _run(self, data: bytes, value: torch.Tensor) -> bytes:
-        program = decode_program(data, self._tree)
-        run = program.start(program.values, grad=False, read_only=program.effects.read_only)
-        interleaver = Interleaver(self._tree)
-        interleaver.begin_step({run: WholeScope()}, {run: 0})
-        try:
-            output = self._tree.root(value)
-        except Exception as error:  # noqa: BLE001 - it is the request's
-            interleaver.disarm()
-            return encode_outcome(finish_run(run, program, error=error), program)
-        interleaver.end_step()
-        return encode_outcome(finish_run(run, program, result=self._result_of(output)), program)
-
-
 @pytest.fixture
 def model() -> Wired:
     torch.manual_seed(0)
-    return Wired(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)))
+    return Wired(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), result_of=Finished)
 
 
 X = torch.ones(1, 4)
@@ -87,7 +43,7 @@ def test_a_saved_result_and_values_saved_twice_are_one_object(model: Wired) -> N
 
 @pytest.mark.parametrize("result_of", [lambda output: output, lambda output: output.tolist(), lambda output: None])
 def test_a_result_may_be_of_any_type_and_so_may_other_saves(result_of: Callable[[torch.Tensor], object]) -> None:
-    model = Wired(nn.Linear(4, 2), result_of)
+    model = Wired(nn.Linear(4, 2), result_of=result_of)
     with model.trace(X) as tracer:
         result, numbers, tensor, nothing = tracer.result, [1, 2], torch.zeros(2), None
         saves = [result, numbers, tensor, nothing].save()
@@ -118,7 +74,7 @@ def test_an_error_of_the_block_wins_over_a_value_that_cannot_travel(model: Wired
 
 
 def test_a_result_that_cannot_travel_is_the_error_of_its_request() -> None:
-    model = Wired(nn.Linear(4, 2), lambda output: threading.Lock())
+    model = Wired(nn.Linear(4, 2), result_of=lambda output: threading.Lock())
     with pytest.raises(UntransferableValueError, match="result") as raised, model.trace(X):
         number = (1).save()  # noqa: F841 - comes home with the error
     assert set(raised.value.saves) == {"number"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,20 +10,9 @@ import torch
 from torch import nn
 
 from nnsight import NNsight
-from nnsight.backends import (
-    Interleaver,
-    ModelTree,
-    Outcome,
-    Request,
-    TracedModel,
-    WholeScope,
-    decode_outcome,
-    decode_program,
-    encode_outcome,
-    encode_program,
-    finish_run,
-)
+from nnsight.backends import ModelTree
 from nnsight.errors import InvalidRequestError, UnknownLocationError
+from tests.trace.wired import Wired
 
 
 class Layer(nn.Module):
@@ -52,35 +40,10 @@ RENAMES = {"transformer.h": "layers", "transformer.h.*.self_attn": "transformer.
 ONES = torch.ones(1, 4)
 
 
-class Wired(TracedModel):
-    """Programs and outcomes travel as bytes to a tree that knows no extra names."""
-
-    backend_name = "wired"
-
-    def __init__(self, module: nn.Module) -> None:
-        self._there = ModelTree(module)
-        self._tree = ModelTree(module, renames=RENAMES)
-
-    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return args[0]
-
-    def _execute(self, requests: Sequence[Request]) -> list[Outcome]:
-        return [self._run(request) for request in requests]
-
-    def _run(self, request: Request) -> Outcome:
-        program = decode_program(encode_program(request.program), self._there)
-        run = program.start(program.values, grad=False, read_only=program.effects.read_only)
-        interleaver = Interleaver(self._there)
-        interleaver.begin_step({run: WholeScope()}, {run: 0})
-        result = self._there.root(request.prepared)
-        interleaver.end_step()
-        return decode_outcome(encode_outcome(finish_run(run, program, result=result), program), self._tree)
-
-
 @pytest.fixture(params=["here", "in another process"])
 def model(request: pytest.FixtureRequest) -> Any:
     torch.manual_seed(0)
-    return NNsight(Network(), rename=RENAMES) if request.param == "here" else Wired(Network())
+    return NNsight(Network(), rename=RENAMES) if request.param == "here" else Wired(Network(), renames=RENAMES)
 
 
 def test_an_alias_leads_to_the_module_itself(model: Any) -> None:

@@ -19,6 +19,7 @@ import torch
 from wire_helpers import CODECS, Access, Color, Frozen, OurError, Point, Probe, Settings, Slotted, Stack, Tags
 
 from nnsight._wire import Limits, decode, encode
+from nnsight._wire import header as header_checks
 from nnsight._wire.buffers import ENTRY_KINDS
 from nnsight._wire.message import MAGIC, VERSION, unpack
 from nnsight.errors import NNsightError, WireError
@@ -158,6 +159,14 @@ def test_nested_headers_take_little_memory_and_time(careful: bool, monkeypatch: 
         with pytest.raises(WireError):
             read(frame(bomb))
     assert time.monotonic() - started < 10
+
+
+def test_nesting_is_counted_before_decoding_where_python_does_not_bound_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(header_checks, "_LIMIT_COUNTS_C", False)
+    with pytest.raises(WireError, match="nested deeper than 480 levels"):
+        read(frame(b"\x91" * 1000 + b"\xc0"))
+    wide = [[index] for index in range(1000)]
+    assert read(encode(wide, codecs=CODECS)) == wide
 
 
 def test_nodes_nested_too_deeply_are_errors() -> None:

@@ -27,6 +27,7 @@ class TravellingEdit:
         key: Tells it apart from all others.
         name: What its user calls it.
         kind: What it does to the model.
+        whole: Whether a prompt must be computed in one step beside it.
         fingerprint: The same for programs that do the same: with equal sources and equal values.
         program: The program as it travels.
     """
@@ -34,6 +35,7 @@ class TravellingEdit:
     key: str
     name: str
     kind: Kind
+    whole: bool
     fingerprint: str
     program: bytes
 
@@ -41,7 +43,7 @@ class TravellingEdit:
     def of(cls, key: str, name: str, effects: Effects, program: bytes) -> TravellingEdit:
         """Make an edit of a program and its summary."""
         kind: Kind = "reads" if effects.read_only else "every_row" if effects.every_row else "free"
-        return cls(key, name, kind, hashlib.sha256(program).hexdigest(), program)
+        return cls(key, name, kind, not effects.follows_pieces, hashlib.sha256(program).hexdigest(), program)
 
     def written(self) -> bytes:
         """Write it for a collective call."""

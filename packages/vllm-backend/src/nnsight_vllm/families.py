@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from nnsight.families import Argument, LayerArgument, ModelFamily, StandardValue
+from dataclasses import replace
+from typing import Any
+
+from nnsight._torch.families import GEMMA2, GEMMA3, GPT2, LLAMA
+from nnsight.families import Argument, ModelFamily, StandardValue
 
 _HIDDEN = Argument(1, "hidden_states")
 _RESIDUAL = Argument(2, "residual")
@@ -31,60 +35,18 @@ def _fused_values(attention: str, norm: str, mlp: str) -> dict[str, StandardValu
     }
 
 
+def _served(family: ModelFamily, **changes: Any) -> ModelFamily:
+    """Return a family as vLLM has it, which takes names of classes and modules over from Transformers."""
+    return replace(family, package="vllm", unembed_value="logits", **changes)
+
+
+_GEMMA_VALUES = _fused_values("post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+
 VLLM_FAMILIES = (
-    ModelFamily(
-        package="vllm",
-        classes=(
-            "LlamaForCausalLM",
-            "MistralForCausalLM",
-            "Qwen2ForCausalLM",
-            "Qwen2MoeForCausalLM",
-            "Qwen3ForCausalLM",
-            "Qwen3MoeForCausalLM",
-        ),
-        layers="model.layers",
-        embed="model.embed_tokens",
-        final_norm="model.norm",
-        unembed="lm_head",
-        values=_fused_values("self_attn", "post_attention_layernorm", "mlp"),
-        unembed_value="logits",
-    ),
-    ModelFamily(
-        package="vllm",
-        classes=("Gemma3ForCausalLM",),
-        layers="model.layers",
-        embed="model.embed_tokens",
-        final_norm="model.norm",
-        unembed="lm_head",
-        values=_fused_values("post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
-        unembed_value="logits",
-    ),
-    ModelFamily(
-        package="vllm",
-        classes=("Gemma2ForCausalLM",),
-        layers="model.layers",
-        embed="model.embed_tokens",
-        final_norm="model.norm",
-        # It has no module of its own for it.
-        unembed="model.embed_tokens",
-        values=_fused_values("post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
-        unembed_value="logits",
-    ),
-    ModelFamily(
-        package="vllm",
-        classes=("GPT2LMHeadModel",),
-        layers="transformer.h",
-        embed="transformer.wte",
-        final_norm="transformer.ln_f",
-        unembed="lm_head",
-        # The stream is one tensor, and passes the MLP's norm by.
-        values={
-            "resid_pre": StandardValue("", "input"),
-            "attn_out": StandardValue("attn", "output"),
-            "resid_mid": StandardValue("attn", "output", plus=LayerArgument(0, "hidden_states")),
-            "mlp_out": StandardValue("mlp", "output"),
-            "resid_post": StandardValue("", "output"),
-        },
-        unembed_value="logits",
-    ),
+    _served(LLAMA, values=_fused_values("self_attn", "post_attention_layernorm", "mlp")),
+    _served(GEMMA3, values=_GEMMA_VALUES),
+    # It has no module of its own that turns hidden states into logits.
+    _served(GEMMA2, values=_GEMMA_VALUES, unembed=GEMMA2.embed),
+    # The stream is one tensor, and passes the MLP's norm by, as in Transformers.
+    _served(GPT2),
 )

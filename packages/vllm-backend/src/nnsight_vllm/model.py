@@ -23,6 +23,7 @@ from nnsight_vllm._client.stream import TraceStream, gather_outcomes, gather_out
 from nnsight_vllm._client.submission import Submission
 from nnsight_vllm._worker.tree import VALUES
 from nnsight_vllm.compat.requests import attach
+from nnsight_vllm.compat.switch import DEFAULT_BUDGETS, SPARE
 from nnsight_vllm.compat.versions import refuse_unsupported
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ class VLLM(TracedModel):
         mode: str = "sync",
         taps: Sequence[str] | None = None,
         rename: Mapping[str, str] | None = None,
+        step_budget: int | None = DEFAULT_BUDGETS["step_budget"],
+        byte_budget: int | str | None = SPARE,
         **engine_keywords: Any,
     ) -> None:
         """Build the module tree, and start the engine if asked to.
@@ -68,6 +71,10 @@ class VLLM(TracedModel):
                 `AsyncLLM`, whose traces are awaited or iterated at `tracer.backend`.
             taps: Locations that are served under CUDA graphs.
             rename: Extra names of modules: an alias for each path, such as `{"model.layers": "layers"}`.
+            step_budget: How many iterations of loops and calls of functions a block may run in each step of its
+                request; None for no limit.
+            byte_budget: How many bytes a block may hold, in copies that it keeps and in what it saved; `"spare"` for as
+                much as the engine leaves of its device (a quarter of the memory on a CPU), None for no limit.
             **engine_keywords: Everything else goes to vLLM's engine as it is.
 
         Raises:
@@ -86,7 +93,9 @@ class VLLM(TracedModel):
         name = "tapped" if taps is not None else "async" if mode == "async" else "eager"
         self._engine_spec = find_engine("vllm", name)
         self._repo = repo = os.fspath(repo)
-        self._keywords, self._settings = engine_settings(engine_keywords)
+        self._keywords, self._settings = engine_settings(
+            {**engine_keywords, "step_budget": step_budget, "byte_budget": byte_budget}
+        )
         self._engine: Any = None
         self._finalizer: Any = None
         self._meta_tokenizer: Any = None
@@ -107,6 +116,7 @@ class VLLM(TracedModel):
             self._finalizer = weakref.finalize(self, self._engine.shutdown)
             for edit in self.edits:
                 self._engine.install(edit)
+            self._tell_engine()
 
     def shutdown(self) -> None:
         """End the engine's processes and free its memory; the tree stays, and a later trace starts a new engine."""
@@ -204,7 +214,9 @@ class VLLM(TracedModel):
         params, request_keywords = split_keywords(keywords)
         converted = [self._prompt(prompt) for prompt in (prompts if several else [prompts])]
         if self.edits if edits is None else edits:
-            submissions = [Submission.untraced(each, params, request_keywords, edits) for each in converted]
+            submissions = [
+                Submission.untraced(self._engine, each, params, request_keywords, edits) for each in converted
+            ]
             if self._is_asynchronous:
                 return self._outputs_later(submissions, several=several)
             return _outputs_of(self._engine.submit(submissions), several=several)
@@ -213,7 +225,7 @@ class VLLM(TracedModel):
             attach(params, edits=[])
         if self._is_asynchronous:
             return gather_outputs(self._engine, converted, params, request_keywords, several=several)
-        joined = {name: [value] * len(converted) for name, value in request_keywords.items() if value is not None}
+        joined = {name: [value] * len(converted) for name, value in request_keywords.items()}
         outputs = self._engine.generate(converted, [params] * len(converted), **joined)
         return outputs if several else outputs[0]
 
@@ -227,11 +239,17 @@ class VLLM(TracedModel):
         if self._engine is not None:
             self._engine.install(edit)
         super()._install(edit)
+        self._tell_engine()
 
     def _uninstall(self, edits: Sequence[Edit]) -> None:
         super()._uninstall(edits)
         if self._engine is not None:
             self._engine.uninstall(edits)
+        self._tell_engine()
+
+    def _tell_engine(self) -> None:
+        if self._engine is not None:
+            self._engine.edits = self.edits
 
     @property
     def _is_asynchronous(self) -> bool:
@@ -253,9 +271,7 @@ class VLLM(TracedModel):
         _refuse_server(kwargs)
         params, keywords = split_keywords(kwargs)
         self.dispatch()
-        prompt = self._prompt(args[0])
-        self._engine.check(len(prompt["prompt_token_ids"]))
-        return PreparedRequest(prompt, params, keywords)
+        return PreparedRequest(self._prompt(args[0]), params, keywords)
 
     def _merge_keywords(self, of_trace: dict[str, Any], of_invoke: dict[str, Any]) -> dict[str, Any]:
         return {**plain_names(of_trace), **plain_names(of_invoke)}

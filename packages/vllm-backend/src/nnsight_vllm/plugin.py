@@ -36,17 +36,20 @@ def register_patches(register: Callable[[PatchRecord], None]) -> None:
 
 @hookimpl(trylast=True)
 def resolve_prefill_policy(facts: PromptFacts) -> PrefillPolicy:
-    """Keep every traced prompt whole; refuse one that a splitting engine cannot compute in one step."""
+    """Let prompts be split where their blocks can follow; keep others whole, or refuse one that fits no step."""
     if not facts.splits_prompts:
         return PrefillPolicy("whole", "the engine computes every prompt in one step")
+    if facts.follows_pieces:
+        return PrefillPolicy("split", "the block can follow a prompt that is computed in several parts")
     if facts.num_prompt_tokens > facts.step_budget:
         return PrefillPolicy(
             "refused",
             f"the prompt has {facts.num_prompt_tokens} tokens and the engine computes at most {facts.step_budget} in "
-            "a step, so the block would see slices of it; raise max_num_batched_tokens, or leave "
-            "enable_chunked_prefill at its default",
+            "a step, so the block would see slices of it; raise max_num_batched_tokens, leave enable_chunked_prefill "
+            "at its default, or write a block that can follow slices: one that only reads, at places that its source "
+            "shows, or that changes every row alike by constants",
         )
-    return PrefillPolicy("whole", "the prompt fits one step; if the engine splits it all the same, the request fails")
+    return PrefillPolicy("whole", "the prompt fits one step, and is kept whole beside prompts that are split")
 
 
 @hookimpl(trylast=True)

@@ -1,7 +1,7 @@
 """`nnsight locations`: what a model lets a block read and change."""
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nnsight_cli.commands.options import Json, Verbose
+from nnsight_cli.standard_listing import StandardLine, standard_listing
 from nnsight_cli.terminal import quiet_engine
 from nnsight_cli.tree_listing import SIDES, Line, listing
 from nnsight_cli.wording import counted
@@ -36,25 +37,58 @@ def locations(
     verbose: Verbose = False,
 ) -> None:
     """List the places of a model that a block can read and change. Starts no engine and needs no weights."""
-    from nnsight.plugins import load_backend
+    from nnsight.events import RootModule
+    from nnsight.plugins import load_backend, plugin_manager
 
     with quiet_engine(verbose=verbose, for_programs=as_json) as terminal:
         with terminal.step("importing vLLM and building the module tree", "module tree built"):
             envoy = load_backend("vllm")(model).envoy
-            named = envoy.named_modules(remove_duplicate=False)
-            modules = [(path, kind) for path, found in named if (kind := type(found).__name__) not in _CONTAINERS]
+            named = dict(envoy.named_modules(remove_duplicate=False))
+            family = plugin_manager().hook.resolve_standard_names(root=RootModule(named[""]))
+        kinds = {path: type(module).__name__ for path, module in named.items()}
+        modules = [(path, kind) for path, kind in kinds.items() if kind not in _CONTAINERS]
         lines = listing(modules, pattern=pattern, fold=not unfolded)
+        names = standard_listing(named, family, pattern=pattern, fold=not unfolded)
         if as_json:
-            document = [{"location": line.location, "kind": line.kind, "modules": line.paths} for line in lines]
-            terminal.output.print_json(json.dumps(document))
-        elif lines:
-            _show(terminal.output, lines)
-    if not lines:
+            terminal.output.print_json(json.dumps(_document(lines, names)))
+        else:
+            if lines:
+                _show(terminal.output, lines)
+            if names:
+                _show_standard(terminal.output, names)
+    if not lines and not names:
         raise typer.BadParameter(
             f"{pattern!r} picks none of {counted(len(modules), 'module')}; * matches within one part of a path only, "
             "and without --filter all are listed",
             param_hint="--filter",
         )
+
+
+def _document(lines: list[Line], names: list[StandardLine]) -> dict[str, Any]:
+    return {
+        "modules": [{"location": line.location, "kind": line.kind, "modules": line.paths} for line in lines],
+        "standard_names": [
+            {"location": name.location, "stands_for": name.stands_for, "locations": name.locations} for name in names
+        ],
+    }
+
+
+def _show_standard(console: Console, names: list[StandardLine]) -> None:
+    folded = any(name.numbers for name in names)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("standard name", overflow="fold")
+    if folded:
+        table.add_column("*")
+    table.add_column("stands for", style="dim", overflow="fold")
+    for name in names:
+        cells = [Text(name.location), Text(name.numbers), Text(name.stands_for)]
+        table.add_row(*(cells if folded else [cells[0], cells[2]]))
+    console.print()
+    console.print(table)
+    console.print(
+        f"{counted(len(names), 'standard name')}, the same for every known family. In a block "
+        "[bold]layers.0.resid_pre[/] is written [bold]model.layers\\[0].resid_pre[/]."
+    )
 
 
 def _show(console: Console, lines: list[Line]) -> None:

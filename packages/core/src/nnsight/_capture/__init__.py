@@ -9,6 +9,7 @@ values to the caller's variables. Functions that travel with a block go through 
 from __future__ import annotations
 
 from nnsight._capture.compiling import compile_block, compile_definition, compile_function
+from nnsight._capture.counting import counting_helpers
 from nnsight._capture.finding import find_block
 from nnsight._capture.functions import find_function
 from nnsight._capture.names import BlockNames, block_names
@@ -29,6 +30,7 @@ __all__ = [
     "compile_block",
     "compile_definition",
     "compile_function",
+    "counting_helpers",
     "find_block",
     "find_function",
     "parse_block",

@@ -10,6 +10,7 @@ from types import CodeType
 from typing import TYPE_CHECKING
 
 from nnsight._capture.bytecode import nested_codes
+from nnsight._capture.counting import rewrite_loops
 from nnsight._capture.derived import register_source
 from nnsight._capture.items import rewrite_items
 from nnsight._capture.mangling import mangle_names
@@ -29,7 +30,9 @@ _registered: dict[str, list[str]] = {}
 _registered_lock = threading.Lock()
 
 
-def compile_block(source: BlockSource, parameters: Sequence[str], known: SaveNames = _SAVE_NAMES) -> CodeType:
+def compile_block(
+    source: BlockSource, parameters: Sequence[str], known: SaveNames = _SAVE_NAMES, *, counts: bool = False
+) -> CodeType:
     """Compile a block to the code of a function.
 
     Run it with `types.FunctionType(code, run_globals)(*values)`. The globals have to provide the helpers that are named
@@ -40,6 +43,8 @@ def compile_block(source: BlockSource, parameters: Sequence[str], known: SaveNam
         source: The source of the block.
         parameters: The names of the variables that the block gets from around it, in the order of the arguments.
         known: The names that `nnsight.save` goes by in the block.
+        counts: Whether its loops and functions count; the globals then have to provide the helpers that are named in
+            `nnsight._capture.counting` too.
 
     Returns:
         Code of the same file name, lines and function name as the block, with its saves and reads of items rewritten.
@@ -48,13 +53,13 @@ def compile_block(source: BlockSource, parameters: Sequence[str], known: SaveNam
         BlockEscapeError: A statement of the body would leave the block.
         CaptureError: The text is not a `with` statement.
     """
-    code = _compile_block(source, tuple(parameters), known)
+    code = _compile_block(source, tuple(parameters), known, counts)
     register_lines(source.filename, source.first_line, source.text)
     return code
 
 
 def compile_function(
-    source: FunctionSource, free_names: Sequence[str] = (), known: SaveNames = _SAVE_NAMES
+    source: FunctionSource, free_names: Sequence[str] = (), known: SaveNames = _SAVE_NAMES, *, counts: bool = False
 ) -> CodeType:
     """Compile a function that travels to the code of a wrapper that makes it.
 
@@ -73,6 +78,7 @@ def compile_function(
         source: The source of the function.
         free_names: The names of its free variables, in the order of the wrapper's arguments.
         known: The names that `nnsight.save` goes by in the function.
+        counts: Whether it, its loops and functions count, as those of a block.
 
     Returns:
         The code of the wrapper. The function inside it has its own file name, lines and name, and is rewritten
@@ -81,7 +87,7 @@ def compile_function(
     Raises:
         CaptureError: The text is not a function.
     """
-    code = _compile_function(source, tuple(free_names), known)
+    code = _compile_function(source, tuple(free_names), known, counts)
     register_lines(source.filename, source.first_line, source.text)
     return code
 
@@ -112,8 +118,10 @@ def register_lines(filename: str, first_line: int, text: str) -> None:
 
 
 @functools.lru_cache(maxsize=512)
-def _compile_block(source: BlockSource, parameters: tuple[str, ...], known: SaveNames) -> CodeType:
+def _compile_block(source: BlockSource, parameters: tuple[str, ...], known: SaveNames, counts: bool) -> CodeType:
     statements = rewrite_items(rewrite_saves(parse_body(source), own_scope=True, known=known))
+    if counts:
+        statements = rewrite_loops(statements)
     last = statements[-1]
     finish = ast.Return(ast.Call(ast.Name(LOCALS, ast.Load()), [], []))
     _place(ast.walk(finish), last.end_lineno or last.lineno, last.end_col_offset or 0)
@@ -127,15 +135,14 @@ def _compile_block(source: BlockSource, parameters: tuple[str, ...], known: Save
 
 
 @functools.lru_cache(maxsize=512)
-def _compile_function(source: FunctionSource, free_names: tuple[str, ...], known: SaveNames) -> CodeType:
+def _compile_function(source: FunctionSource, free_names: tuple[str, ...], known: SaveNames, counts: bool) -> CodeType:
     node = parse_function(source)
-    if isinstance(node, ast.Lambda):
-        saved = rewrite_saves([ast.copy_location(ast.Expr(node), node)], own_scope=False, known=known)
-        [expression] = rewrite_items(saved)
-        made = expression.value if isinstance(expression, ast.Expr) else node
-        return compile_definition(made if isinstance(made, ast.Lambda) else node, source, free_names)
-    [definition] = rewrite_items(rewrite_saves([node], own_scope=False, known=known))
-    return compile_definition(definition if isinstance(definition, ast.FunctionDef) else node, source, free_names)
+    statement = node if isinstance(node, ast.FunctionDef) else ast.copy_location(ast.Expr(node), node)
+    statements = rewrite_items(rewrite_saves([statement], own_scope=False, known=known))
+    if counts:
+        statements = rewrite_loops(statements)
+    made = statements[0].value if isinstance(statements[0], ast.Expr) else statements[0]
+    return compile_definition(made if isinstance(made, ast.FunctionDef | ast.Lambda) else node, source, free_names)
 
 
 def compile_definition(

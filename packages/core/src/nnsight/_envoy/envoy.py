@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, cast, overload
 from torch import nn
 
 from nnsight._envoy.aliases import with_alias_lines
+from nnsight._envoy.shared import RefusedMethod, changes_module, read_only
+from nnsight._envoy.sides import Sides
 from nnsight._envoy.source import Source
 from nnsight._interleave.location import SIDES, Location
 from nnsight._interleave.run import current_run
@@ -20,15 +22,15 @@ if TYPE_CHECKING:
     from nnsight._envoy.tree import ModelTree
 
 
-class Envoy:
+class Envoy(Sides):
     """One module: its inputs and outputs inside a block, and its children and weights anywhere.
 
     `envoy.output`, `envoy.input` and `envoy.inputs` wait for the module's next call and return the block's own copy of
     the value; assigning one replaces it in the model. `envoy.skip(value)` puts a value in the place of the call, and
     `envoy.source` leads to the calls and assignments inside the module's forward. Layers of a known family have
     standard values besides, such as `layer.resid_post`. Everything else is looked up on the module: children come back
-    as envoys, other attributes as they are. A child whose name an envoy has itself (such as `output`) is reached with
-    `model.get("path.to.output")`.
+    as envoys, other attributes as they are. Methods that change the module for every request, such as `half`, refuse to
+    be called. A child whose name an envoy has itself (such as `output`) is reached with `model.get("path.to.output")`.
     """
 
     __slots__ = ("_children", "_locations", "_module", "_path", "_source", "_standard", "_tree")
@@ -50,33 +52,6 @@ class Envoy:
         set_slot(self, "_standard", {})
         set_slot(self, "_locations", {side: Location(path, side) for side in (*SIDES, "skip")})
         set_slot(self, "_source", None)
-
-    @property
-    def output(self) -> Any:
-        """What the module returns, as the block's own copy."""
-        return current_run().read(self._location("output"))
-
-    @output.setter
-    def output(self, value: object) -> None:
-        current_run().write(self._location("output"), value)
-
-    @property
-    def input(self) -> Any:
-        """The module's first argument, as the block's own copy."""
-        return current_run().read(self._location("input"))
-
-    @input.setter
-    def input(self, value: object) -> None:
-        current_run().write(self._location("input"), value)
-
-    @property
-    def inputs(self) -> Any:
-        """All arguments, as `(positional, keywords)`."""
-        return current_run().read(self._location("inputs"))
-
-    @inputs.setter
-    def inputs(self, value: object) -> None:
-        current_run().write(self._location("inputs"), value)
 
     @property
     def source(self) -> Source:
@@ -173,9 +148,11 @@ class Envoy:
                 "another"
             )
         try:
-            return getattr(module, name)
+            found = getattr(module, name)
         except AttributeError:
             pass
+        else:
+            return RefusedMethod(self._path, name) if changes_module(module, name) else self._standing_in(name, found)
         location = self._standard_location(name)
         if location is not None:
             return current_run().read(location)
@@ -183,6 +160,11 @@ class Envoy:
             child = self._children[name] = self._tree.envoy(name)
             return child
         raise self._tree.unknown(name, self._path)
+
+    def _standing_in(self, name: str, found: object) -> object:
+        """Return an attribute of the module as a block may have it: a module of the tree as its envoy."""
+        path = self._tree.path_below(found, self._path) if isinstance(found, nn.Module) else None
+        return read_only(name, found) if path is None else self._tree.envoy(path)
 
     def _standard_location(self, name: str) -> Location | None:
         location = self._standard.get(name)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from nnsight._envoy.sides import Sides
 from nnsight._interleave.location import SIDES, Location
 from nnsight._interleave.passage import unknown_op
 from nnsight._interleave.run import current_run
@@ -110,7 +111,7 @@ class Source:
         raise OutsideTraceError(f"{_spell_source(self)} cannot be pickled; name it inside a block")
 
 
-class SourceOp:
+class SourceOp(Sides):
     """One call or assignment inside a forward: what it is given and returns, in a block."""
 
     __slots__ = ("_function", "_locations", "_op", "_path", "_source", "_tree", "_within")
@@ -141,33 +142,6 @@ class SourceOp:
         self._function = function
         self._source: Source | None = None
         self._locations = {side: Location(path, side, within, repeats) for side in (*SIDES, "skip")}
-
-    @property
-    def output(self) -> Any:
-        """What the call returns or the assignment assigns, as the block's own copy."""
-        return current_run().read(self._location("output"))
-
-    @output.setter
-    def output(self, value: object) -> None:
-        current_run().write(self._location("output"), value)
-
-    @property
-    def input(self) -> Any:
-        """The call's first argument, as the block's own copy."""
-        return current_run().read(self._location("input"))
-
-    @input.setter
-    def input(self, value: object) -> None:
-        current_run().write(self._location("input"), value)
-
-    @property
-    def inputs(self) -> Any:
-        """All arguments of the call, as `(positional, keywords)`."""
-        return current_run().read(self._location("inputs"))
-
-    @inputs.setter
-    def inputs(self, value: object) -> None:
-        current_run().write(self._location("inputs"), value)
 
     def skip(self, value: object) -> None:
         """Put `value` in the place of the call, for this request alone; see `Envoy.skip`."""

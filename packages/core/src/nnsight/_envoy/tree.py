@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import difflib
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from nnsight._envoy.aliases import aliases_below
+from nnsight._envoy.shared import holders_of_modules
 from nnsight._envoy.standard import StandardNames
 from nnsight._interleave.location import Location
 from nnsight.errors import UnknownLocationError, UnsupportedFeatureError
@@ -250,6 +252,11 @@ class ModelTree:
     def location_names(self) -> frozenset[str]:
         """The names of the request's own values, and of the layers' standard values."""
         return frozenset(self.values) | self.standard.value_names
+
+    @cached_property
+    def holders_of_modules(self) -> frozenset[str]:
+        """The names of attributes that lead to modules past the tree, such as a list of some."""
+        return holders_of_modules(self.root)
 
     def paths(self) -> list[str]:
         """Return the path of every module, the root's `""` first."""

@@ -13,6 +13,7 @@ class Receipt:
         steps: Steps of the request in which the block was present; the prompt is step 0.
         visits: How often the block was served each location.
         edits: How often the block changed each location.
+        recomputed: Rows that were computed again, without the block, after the request was preempted.
         recorded: How often each location was recorded by `tracer.cache()`.
         seconds: Time spent in the block's own code, in seconds.
         warnings: What the author of the block should know, one sentence each.
@@ -28,6 +29,7 @@ class Receipt:
     early_loops: list[str] = field(default_factory=list)
     details: dict[str, str] = field(default_factory=dict)
     recorded: dict[str, int] = field(default_factory=dict)
+    recomputed: int = 0
 
     def as_dict(self) -> dict[str, object]:
         """Return the receipt as plain containers."""
@@ -40,7 +42,16 @@ class Receipt:
             "early_loops": list(self.early_loops),
             "details": dict(self.details),
             "recorded": dict(self.recorded),
+            "recomputed": self.recomputed,
         }
+
+    def include(self, part: Receipt) -> None:
+        """Add what the block did beside a part of the prompt, all of which is step 0."""
+        for own, other in ((self.visits, part.visits), (self.edits, part.edits)):
+            for where, count in other.items():
+                own[where] = own.get(where, 0) + count
+        self.seconds += part.seconds
+        self.warnings += [warning for warning in part.warnings if warning not in self.warnings]
 
     @classmethod
     def from_dict(cls, data: dict[str, object]) -> Receipt:

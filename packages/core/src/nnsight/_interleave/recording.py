@@ -13,6 +13,7 @@ from nnsight._interleave.structure import map_tensors
 from nnsight._interleave.visit import MISSING
 
 if TYPE_CHECKING:
+    from nnsight._interleave.budget import ByteBudget
     from nnsight._interleave.receipt import Receipt
     from nnsight._interleave.scope import Scope
 
@@ -60,6 +61,7 @@ class Recording:
         convert: Callable[[torch.Tensor], torch.Tensor],
         path_of: Callable[[nn.Module], str | None],
         receipt: Receipt,
+        budget: ByteBudget | None = None,
     ) -> None:
         """Prepare to record.
 
@@ -70,6 +72,7 @@ class Recording:
             convert: Applied to each tensor once it is the request's own.
             path_of: Finds the path of a module, which stands for it among arguments.
             receipt: Where records are counted.
+            budget: What recorded tensors count for.
         """
         self.paths = tuple(paths)
         self.calls: dict[str, list[RecordedCall]] = {}
@@ -78,6 +81,7 @@ class Recording:
         self._convert = convert
         self._path_of = path_of
         self._receipt = receipt
+        self._budget = budget
 
     def begin_call(self, path: str, step: int, arguments: tuple[Any, Any], scope: Scope) -> None:
         """Record what a module is given."""
@@ -107,11 +111,17 @@ class Recording:
 
     def _own(self, live: object, scope: Scope) -> object:
         def copy(tensor: torch.Tensor) -> object:
-            return self._convert(scope.take(tensor))
+            own = self._convert(scope.take(tensor))
+            if self._budget is not None:
+                self._budget.note(own)
+            return own
 
         # What is made in inference mode cannot be used with gradients afterwards.
         with torch.inference_mode(mode=False), torch.set_grad_enabled(torch.is_grad_enabled()):
-            return map_tensors(live, copy)
+            own = map_tensors(live, copy)
+        if self._budget is not None:
+            self._budget.refuse_overrun()
+        return own
 
     def _count(self, where: str) -> None:
         recorded = self._receipt.recorded

@@ -21,10 +21,15 @@ from nnsight._interleave.receipt import Receipt
 from nnsight._interleave.refusals import never_served, out_of_order, read_only
 from nnsight._interleave.structure import map_tensors
 from nnsight._interleave.visit import MISSING, Visit, asking_statement
-from nnsight.errors import OutOfOrderError, OutsideTraceError
+from nnsight.errors import BudgetExceededError, OutOfOrderError, OutsideTraceError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nnsight._interleave.budget import Budget, ByteBudget
+    from nnsight._interleave.pieces import Pieces
     from nnsight._interleave.recording import Recording
+    from nnsight._interleave.replay import RowLog
     from nnsight._interleave.scope import Scope
     from nnsight._interleave.visit import CallUnderWay
 
@@ -74,7 +79,10 @@ class BlockRun:
         loop: The loop over steps that the block is in, as it is spelled.
         tree: The modules of the model that it runs beside; set by the interleaver.
         recordings: Calls of modules that are recorded for it.
+        budget: How much it may run and hold; None without a limit.
         num_armed: How many of them the interleaver has begun in this step.
+        log: Keeps what the block leaves in rows of the model, where they may have to be written again.
+        pieces: What earlier parts of the prompt had where the block reads, if it is computed in several.
         rank: Its place among the blocks of one request, which see a value one after the other.
         by_row: Whether it is to change whole rows of tokens alone, as its source promises; all else fails it.
     """
@@ -114,6 +122,9 @@ class BlockRun:
         self.tree: Any = None
         self.recordings: list[Recording] = []
         self.num_armed = 0
+        self.budget: Budget | None = None
+        self.log: RowLog | None = None
+        self.pieces: Pieces | None = None
         self.rank = 0
         self.by_row = False
         self._body = body
@@ -140,6 +151,12 @@ class BlockRun:
     def records(self) -> bool:
         """Whether calls are recorded for it."""
         return bool(self.recordings) and not self.stopped and self.error is None
+
+    def limit(self, budget: Budget | None, saved: Callable[[], Iterable[object]]) -> None:
+        """Limit what the block may run and hold; `saved` returns the values that it has saved."""
+        self.budget = budget
+        if budget is not None and budget.bytes is not None:
+            budget.bytes.saved = saved
 
     # What the block calls -----------------------------------------------------------------------------------------
 
@@ -233,6 +250,8 @@ class BlockRun:
         """Tell the block that its request enters `step`, owning `scope` of the batch; start or resume it if due."""
         self.step = step
         self.scope = scope
+        if self.budget is not None:
+            self.budget.renew()
         if self.present:
             self.receipt.steps += 1
         if self.finished:
@@ -258,8 +277,16 @@ class BlockRun:
         visits[where] = visits.get(where, 0) + 1
         self._last = location
         self._was_read = False
-        visit = self._visit = Visit(location, live, scope, self._asked, self.call_under_way)
+        if self.pieces is not None:
+            try:
+                scope = self.pieces.joined(location, live, scope)
+            except UnsupportedFeatureError as error:
+                self._switch(throw=error)
+                return live
+        visit = self._visit = Visit(location, live, scope, self._asked, self.call_under_way, self.log)
         self._switch(hand_out=not self._writes_only)
+        if self.budget is not None and self.budget.bytes is not None:
+            self._charge(visit, self.budget.bytes)
         if not self._read_only:
             self._late.look()
         if visit.is_untouched():
@@ -300,7 +327,7 @@ class BlockRun:
             if live is UNSEEN:
                 landed = map_tensors(value, lambda tensor: tensor.clone())
             else:
-                visit = Visit(location, live, scope, self._asked, self.call_under_way)
+                visit = Visit(location, live, scope, self._asked, self.call_under_way, self.log)
                 visit.assign(location, value)
                 landed, _ = visit.land(read_only=False)
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to this request alone
@@ -413,6 +440,14 @@ class BlockRun:
             self._visit = None
             self.receipt.seconds += time.perf_counter() - began
             self._modes.leave()
+
+    def _charge(self, visit: Visit, budget: ByteBudget) -> None:
+        try:
+            for copy in visit.copies():
+                budget.note(copy)
+            budget.refuse_overrun()
+        except BudgetExceededError as error:
+            self.fail(error)
 
     def _watch(self, visit: Visit) -> None:
         # The source of a read-only program shows no edit, so there is no late one to warn of.

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from nnsight._interleave.landing import Handed
     from nnsight._interleave.late import LateEdits
     from nnsight._interleave.location import Location
+    from nnsight._interleave.replay import Put, RowLog
     from nnsight._interleave.scope import Scope
 
 MISSING: Final = object()
@@ -69,6 +70,7 @@ class Visit:
         "_handed",
         "_items",
         "_live",
+        "_log",
         "_replacement",
         "_scope",
         "_stale",
@@ -87,6 +89,7 @@ class Visit:
         scope: Scope,
         asked: tuple[CodeType, int] | None,
         call_under_way: CallUnderWay,
+        log: RowLog | None = None,
     ) -> None:
         """Prepare a visit.
 
@@ -96,8 +99,10 @@ class Visit:
             scope: The part of it that belongs to the request.
             asked: The statement of the block that asked for it.
             call_under_way: Gives the arguments of a module's call that is under way, by path.
+            log: Where what the block leaves is noted.
         """
         self.location = location
+        self._log = log
         self.own: object = MISSING
         self._live: Any = live
         self._scope = scope
@@ -224,6 +229,10 @@ class Visit:
         )
         checking.land(self._live, value, location.name)
 
+    def copies(self) -> list[torch.Tensor]:
+        """Return the tensors that were copied for the block."""
+        return [own for own, _, _ in self._handed]
+
     def is_untouched(self) -> bool:
         """Tell at a glance that the block changed nothing; False where it takes a closer look."""
         if self._sums and any([total.is_changed() for total in (*self._sums.values(), *self._stale)]):
@@ -262,7 +271,10 @@ class Visit:
                 raise refusals.read_only(next(iter(self.edited), self.location.name))
 
         everything = self._assigned and self._scope.lands_unchanged
-        landing = Landing(self._handed, self._scope.put, self._scope.fill, before_change=refuse, everything=everything)
+        put: Put = self._scope.put
+        if self._log is not None:
+            put = self._log.noting(self.location, self._scope, put)
+        landing = Landing(self._handed, put, self._scope.fill, before_change=refuse, everything=everything)
         try:
             landed = landing.land(self._live, self._left(), self.location.name)
         except NNsightError as error:

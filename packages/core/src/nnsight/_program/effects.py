@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import ModuleType
 
 from nnsight._envoy import Envoy
+from nnsight._envoy.envoy import is_standard_module, module_of
+from nnsight._envoy.shared import CHANGING, KEPT_INSIDE
 from nnsight._interleave.location import SIDES
 from nnsight._program import harmless
 from nnsight._program.inspected import modules_looked_into
+from nnsight._program.reached import Reached, arguments_of, names_of_modules
+from nnsight._program.static_reads import Place, static_places
 from nnsight._program.uniform import Uniform, prove_uniform
 from nnsight.families import VALUE_NAMES
 
@@ -42,6 +46,8 @@ class Effects:
             are known beforehand: a prompt may be computed in several parts beside it.
         every_row: Whether it does so at every step, inside the model's layers: what the model computes for a token
             beside it follows from the tokens up to that one, for all requests alike.
+        places: Path and side of every place that a read-only program may read a module at; None where that cannot be
+            told before it runs.
     """
 
     reads: tuple[str, ...] = ()
@@ -51,11 +57,17 @@ class Effects:
     looks_into: tuple[str, ...] = ()
     row_local: bool = False
     every_row: bool = False
+    places: tuple[Place, ...] | None = None
 
     @property
     def read_only(self) -> bool:
         """Whether the program is known to change nothing."""
         return not self.writes and not self.unknown
+
+    @property
+    def follows_pieces(self) -> bool:
+        """Whether the prompt may be computed in several parts beside the program."""
+        return self.row_local or (self.read_only and self.places is not None)
 
 
 def summarize(statements: Sequence[ast.stmt], values: Mapping[str, object], names: frozenset[str]) -> Effects:
@@ -67,9 +79,11 @@ def summarize(statements: Sequence[ast.stmt], values: Mapping[str, object], name
         names: Names of the request's own values, such as `logits`.
     """
     walker = _Walker(values, frozenset({*SIDES, *names}), _bindings(statements))
+    walker.find_modules(statements)
     for statement in statements:
         walker.visit(statement)
-    uniform = prove_uniform(statements, values) if walker.writes or walker.unknown else Uniform()
+    changes = bool(walker.writes or walker.unknown)
+    uniform = prove_uniform(statements, values) if changes else Uniform()
     return Effects(
         tuple(sorted(walker.reads)),
         tuple(sorted(walker.writes)),
@@ -78,6 +92,7 @@ def summarize(statements: Sequence[ast.stmt], values: Mapping[str, object], name
         modules_looked_into(statements, values),
         uniform.row_local,
         uniform.every_row,
+        None if changes else static_places(statements, values),
     )
 
 
@@ -134,7 +149,9 @@ class _Walker(ast.NodeVisitor):
         self, values: Mapping[str, object], locations: frozenset[str], bindings: Mapping[str, set[str]]
     ) -> None:
         self._values = {name: value for name, value in values.items() if name not in bindings}
+        self._envoys = [envoy for value in values.values() if isinstance(envoy := _envoy_of(value), Envoy)]
         self._outside = values
+        self._module_names: dict[Envoy, frozenset[str]] = {}
         self._locations = locations
         self._bound = frozenset(bindings)
         self._fresh = frozenset(name for name, kinds in bindings.items() if kinds == {"fresh"})
@@ -143,6 +160,11 @@ class _Walker(ast.NodeVisitor):
         self.writes: set[str] = set()
         self.unknown: list[str] = []
         self.uses_result = False
+        self._reached = Reached(frozenset(), self._may_lead_to_module, self._locations)
+
+    def find_modules(self, statements: Sequence[ast.stmt]) -> None:
+        """Find the names that the block may bind to modules."""
+        self._reached.names |= names_of_modules(statements, self._may_lead_to_module, self._locations)
 
     # Names and places -----------------------------------------------------------------------------------------------
 
@@ -168,6 +190,9 @@ class _Walker(ast.NodeVisitor):
                 self._note(node, f"names .{name}")
         elif name.endswith("_"):
             self._note(node, f"names .{name}")
+        elif name in KEPT_INSIDE or self._holds_modules(name):
+            # It leads to modules and weights past the model.
+            self._note(node, f"uses .{name}")
         if name == "result":
             self.uses_result = True
         if self._is_object(node.value):
@@ -220,7 +245,7 @@ class _Walker(ast.NodeVisitor):
         if isinstance(function, ast.Name):
             self._named_call(node, function)
         elif isinstance(function, ast.Attribute):
-            self._method_call(function)
+            self._method_call(node, function)
         elif not isinstance(function, ast.Lambda) and not self._leads_to_envoy(function):
             self._note(function, f"calls {ast.unparse(function)}")
         self.generic_visit(node)
@@ -290,11 +315,14 @@ class _Walker(ast.NodeVisitor):
         in_module = isinstance(value, ModuleType) and value.__name__ in {"torch", "math"}
         return in_module and isinstance(function, ast.Attribute) and harmless.place_of_inplace(function.attr) is None
 
-    def _method_call(self, function: ast.Attribute) -> None:
+    def _method_call(self, node: ast.Call, function: ast.Attribute) -> None:
         name, receiver, value = function.attr, function.value, self._value_at_root(function)
         if isinstance(value, ModuleType):
             if value.__name__.partition(".")[0] not in harmless.SAFE_MODULES:
                 self._note(function, f"calls {ast.unparse(function)}")
+            elif self._reached.any_holds(arguments_of(node)):
+                # `torch.nn.Module.half(layer)` and the like change what they are given.
+                self._note(function, f"gives a module to {ast.unparse(function)}")
         elif name in harmless.CHANGES_ARGUMENTS and not self._leads_to_envoy(function):
             self._note(function, f"calls .{name}")
         elif name in harmless.EXCHANGING_METHODS:
@@ -306,6 +334,8 @@ class _Walker(ast.NodeVisitor):
         elif name not in _ENVOY_METHODS and self._leads_to_envoy(receiver) and not self._leads_to_envoy(function):
             # A method of the module itself, such as `half`, which changes it for everybody.
             self._note(function, f"calls {ast.unparse(function)}")
+        elif name in CHANGING and self._reached.holds(receiver) and not self._leads_to_envoy(function):
+            self._note(function, f"calls {ast.unparse(function)}, which may be of a module")
 
     # --------------------------------------------------------------------------------------------------------------
 
@@ -330,25 +360,50 @@ class _Walker(ast.NodeVisitor):
 
     def _leads_to_envoy(self, node: ast.expr) -> bool:
         """Tell whether attribute and index access from an envoy leads to another envoy."""
+        steps, root = self._steps(node)
+        if not isinstance(root, Envoy) or any(step in SIDES or step in VALUE_NAMES for step in steps):
+            return False
+        return not steps or steps[0] == "get" or self._is_module_name(root, steps[0])
+
+    def _may_lead_to_module(self, node: ast.expr, names: Set[str]) -> bool:
+        """Tell whether attribute and index access from a model, or from one of these names, may lead to a module."""
+        steps, root = self._steps(node)
+        if isinstance(root, Envoy):
+            return self._leads_to_envoy(node)
+        while isinstance(node, ast.Attribute | ast.Subscript):
+            node = node.value
+        if not (isinstance(node, ast.Name) and node.id in names) or any(step in self._locations for step in steps):
+            return False
+        return not steps or any(self._is_module_name(envoy, steps[0]) for envoy in self._envoys)
+
+    def _steps(self, node: ast.expr) -> tuple[list[str], object]:
+        """Return the attributes by which an expression leads on, the last one first, and what it begins with."""
         steps: list[str] = []
         while isinstance(node, ast.Attribute | ast.Subscript):
             if isinstance(node, ast.Attribute):
                 steps.append(node.attr)
             node = node.value
         root = self._values.get(node.id) if isinstance(node, ast.Name) else None
-        if harmless.stands_in(root):
-            root = getattr(root, "envoy", None)
-        if not isinstance(root, Envoy) or any(step in SIDES or step in VALUE_NAMES for step in steps):
-            return False
-        return not steps or steps[0] == "get" or _is_module_name(root, steps[0])
+        return steps, _envoy_of(root)
+
+    def _is_module_name(self, root: Envoy, name: str) -> bool:
+        names = self._module_names.get(root)
+        if names is None:
+            names = self._module_names[root] = _module_names(root)
+        return name in names or is_standard_module(root, name)
+
+    def _holds_modules(self, name: str) -> bool:
+        return any(name in envoy._tree.holders_of_modules for envoy in self._envoys)
 
     def _note(self, node: ast.AST, what: str) -> None:
         self.unknown.append(f"line {getattr(node, 'lineno', 0)} {what}")
 
 
-def _is_module_name(root: Envoy, name: str) -> bool:
-    from nnsight._envoy.envoy import is_standard_module, module_of
+def _envoy_of(value: object) -> object:
+    return getattr(value, "envoy", None) if harmless.stands_in(value) else value
 
-    if any(name in names for names in root._tree.aliases.values()) or is_standard_module(root, name):
-        return True
-    return any(path.rpartition(".")[2] == name for path, _ in module_of(root).named_modules(remove_duplicate=False))
+
+def _module_names(root: Envoy) -> frozenset[str]:
+    """Return the last names of the modules below an envoy, and of the extra names of its model."""
+    own = (path.rpartition(".")[2] for path, _ in module_of(root).named_modules(remove_duplicate=False))
+    return frozenset(own).union(*root._tree.aliases.values())

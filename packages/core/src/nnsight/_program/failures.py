@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import builtins
 import importlib.util
 import os
@@ -114,16 +115,23 @@ def _frame_at(filename: str, line: int, name: str) -> FrameType:
     return frame
 
 
+def acts_on_its_process(kind: type[BaseException]) -> bool:
+    """Tell whether an exception ends the process, the task or the generator that it is raised in.
+
+    Raised at home, one that a block raised would do so there instead of telling what happened to the block.
+    """
+    return issubclass(kind, SystemExit | KeyboardInterrupt | GeneratorExit | asyncio.CancelledError)
+
+
 def _rebuild(data: dict[str, Any]) -> BaseException | None:
     module, name = data["type"]
     found: Any = builtins if module == "builtins" else sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
-    # SystemExit and the like would act on the caller's process instead of telling it what happened.
-    if not (isinstance(found, type) and issubclass(found, Exception)):
+    if not (isinstance(found, type) and issubclass(found, BaseException)) or acts_on_its_process(found):
         return None
     try:
-        error: Exception = found(*data["args"])
+        error: BaseException = found(*data["args"])
         return error if str(error) == data["text"] else None
     except Exception:  # noqa: BLE001 - a constructor of its own may want anything
         return None

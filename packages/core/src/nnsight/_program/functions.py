@@ -11,12 +11,13 @@ from functools import lru_cache
 from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
-from nnsight._capture import FunctionSource, compile_function, find_function
+from nnsight._capture import FunctionSource, compile_function, counting_helpers, find_function
 from nnsight._program.saves import block_helpers, save, save_names
 from nnsight.errors import WireError
 from nnsight.plugins import load_object
 
 if TYPE_CHECKING:
+    from nnsight._interleave import Budget
     from nnsight._wire import Decoder, Encoder
 
 
@@ -84,6 +85,11 @@ class FunctionCodec:
 
     tag = "nnsight.function"
 
+    def __init__(self, budget: Budget | None = None) -> None:
+        """Let functions that are read count for a budget."""
+        steps = None if budget is None else budget.steps
+        self._counting = {} if steps is None else counting_helpers(steps.counts)
+
     def encode(self, value: Any, encoder: Encoder) -> object:
         """Describe a function.
 
@@ -123,8 +129,11 @@ class FunctionCodec:
             "__name__": "__nnsight_function__",
             **names,
             **block_helpers(),
+            **self._counting,
         }
-        make = FunctionType(compile_function(source, tuple(free_names), save_names({**names, **free})), namespace)
+        known = save_names({**names, **free})
+        code = compile_function(source, tuple(free_names), known, counts=bool(self._counting))
+        make = FunctionType(code, namespace)
         function: Any = make(*[free.get(name) for name in free_names])
         function.__defaults__ = decoder.value(defaults_node)
         function.__kwdefaults__ = decoder.value(keywords_node)

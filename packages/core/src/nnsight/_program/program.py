@@ -9,15 +9,24 @@ from dataclasses import dataclass, replace
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
-from nnsight._capture import MISSING, BlockSource, block_names, compile_block, parse_block, visible_value
+from nnsight._capture import (
+    MISSING,
+    BlockSource,
+    block_names,
+    compile_block,
+    counting_helpers,
+    parse_block,
+    visible_value,
+)
 from nnsight._capture.order import names_read_first
 from nnsight._envoy import Envoy, Source, SourceOp
-from nnsight._interleave import BlockRun
+from nnsight._interleave import BlockRun, Budget
 from nnsight._program.containers import difference, snapshot
 from nnsight._program.effects import Effects, summarize
 from nnsight._program.inspected import check_ops, looks_into
 from nnsight._program.pending import Pending
 from nnsight._program.saves import SaveBook, block_helpers, save_names
+from nnsight._program.unwinding import above_unwinding
 
 _HELPERS = tuple(block_helpers())
 
@@ -95,12 +104,18 @@ class Program:
         statements = parse_block(source)
         names = block_names(statements)
         values: dict[str, object] = {}
+        shadowed = set()
         for name in names.loaded:
             value = given[name] if name in given else visible_value(frame, name)
-            if value is not MISSING and value is not getattr(builtins, name, MISSING):
+            if value is MISSING:
+                continue
+            if value is not getattr(builtins, name, MISSING):
                 values[name] = value
+            elif name in names.bound:
+                # The block may read the built-in before it binds the name; it finds the same where it runs.
+                shadowed.add(name)
         _let_go(values, statements)
-        parameters = tuple(sorted(name for name in names.bound if name in values))
+        parameters = tuple(sorted(name for name in names.bound if name in values or name in shadowed))
         check_ops(statements, values)
         # A container of several names changes once.
         first = {id(value): name for name, value in sorted(values.items(), reverse=True) if saved(value)}
@@ -113,7 +128,15 @@ class Program:
         statements = parse_block(source)
         return cls(source, (), dict(values), (), summarize(statements, values, frozenset()))
 
-    def start(self, values: Mapping[str, object], *, grad: bool, inference: bool = False, read_only: bool) -> BlockRun:
+    def start(
+        self,
+        values: Mapping[str, object],
+        *,
+        grad: bool,
+        inference: bool = False,
+        read_only: bool,
+        budget: Budget | None = None,
+    ) -> BlockRun:
         """Make a run of the block.
 
         Args:
@@ -121,6 +144,7 @@ class Program:
             grad: Grad mode that the block begins in.
             inference: Inference mode that the block begins in.
             read_only: Whether an edit is refused.
+            budget: How much it may run and hold; the one that its functions were read with.
         """
         book = SaveBook()
 
@@ -136,10 +160,11 @@ class Program:
                 }
                 run.exports = {name: variables[name] for name in self.exports if name in variables}
 
-            run_source(self.source, self.parameters, values, book, keep)
+            run_source(self.source, self.parameters, values, book, keep, budget)
 
-        run = BlockRun(body, grad=grad, inference=inference, read_only=read_only)
+        run = BlockRun(above_unwinding(body), grad=grad, inference=inference, read_only=read_only)
         run.saves = book
+        run.limit(budget, book.values)
         run.looks_into = looks_into(self.effects.looks_into)
         return run
 
@@ -166,23 +191,35 @@ Keep = Callable[[tuple[dict[str, object], dict[str, object]], Mapping[str, objec
 
 
 def run_source(
-    source: BlockSource, parameters: tuple[str, ...], values: Mapping[str, object], book: SaveBook, keep: Keep
+    source: BlockSource,
+    parameters: tuple[str, ...],
+    values: Mapping[str, object],
+    book: SaveBook,
+    keep: Keep,
+    budget: Budget | None = None,
 ) -> None:
     """Run a block's source in a namespace of its own.
 
     Args:
         source: The block.
         parameters: Names that the block binds itself and that have a value beforehand.
-        values: Values of all names.
+        values: Values of all names that are no built-ins.
         book: Where saves are marked.
         keep: Receives the saves, and the block's variables at its end; also when the block raises.
+        budget: What its loops and functions count for.
     """
     namespace: dict[str, Any] = {"__builtins__": builtins, "__name__": "__nnsight_block__"}
     namespace.update({name: value for name, value in values.items() if name not in parameters})
-    function = FunctionType(compile_block(source, (*parameters, *_HELPERS), save_names(values)), namespace)
+    helpers = block_helpers()
+    counts = budget is not None and budget.steps is not None
+    if budget is not None and budget.steps is not None:
+        helpers |= counting_helpers(budget.steps.counts)
+    code = compile_block(source, (*parameters, *helpers), save_names(values), counts=counts)
+    function = FunctionType(code, namespace)
     variables: Mapping[str, object] = {}
     try:
-        variables = function(*[values[name] for name in parameters], *block_helpers().values())
+        given = [values[name] if name in values else getattr(builtins, name) for name in parameters]
+        variables = function(*given, *helpers.values())
     except BaseException as error:
         variables = variables_of(error, function)
         if isinstance(error, AttributeError) and error.name == "save":

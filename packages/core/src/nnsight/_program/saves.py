@@ -113,6 +113,10 @@ class SaveBook:
         """Tell whether this very object was saved."""
         return id(value) in self._objects
 
+    def values(self) -> list[object]:
+        """Return all that is saved so far."""
+        return [*self._objects.values(), *self._names.values(), *self._unnamed.values()]
+
     def collect(self, variables: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
         """Return what comes home: saved values by variable, and saves bound to no name by their label.
 

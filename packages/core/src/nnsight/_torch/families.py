@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from nnsight.families import LayerArgument, ModelFamily, StandardValue
 
 _STREAM = LayerArgument(0, "hidden_states")
@@ -24,39 +26,36 @@ def _values(attention: str, mlp: str) -> dict[str, StandardValue]:
     }
 
 
-HF_FAMILIES = (
-    ModelFamily(
-        package="transformers",
-        classes=(
-            "LlamaForCausalLM",
-            "MistralForCausalLM",
-            "Qwen2ForCausalLM",
-            "Qwen2MoeForCausalLM",
-            "Qwen3ForCausalLM",
-            "Qwen3MoeForCausalLM",
-        ),
-        layers="model.layers",
-        embed="model.embed_tokens",
-        final_norm="model.norm",
-        unembed="lm_head",
-        values=_values("self_attn", "mlp"),
+LLAMA = ModelFamily(
+    package="transformers",
+    classes=(
+        "LlamaForCausalLM",
+        "MistralForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen2MoeForCausalLM",
+        "Qwen3ForCausalLM",
+        "Qwen3MoeForCausalLM",
     ),
-    ModelFamily(
-        package="transformers",
-        classes=("Gemma2ForCausalLM", "Gemma3ForCausalLM"),
-        layers="model.layers",
-        embed="model.embed_tokens",
-        final_norm="model.norm",
-        unembed="lm_head",
-        values=_values("post_attention_layernorm", "post_feedforward_layernorm"),
-    ),
-    ModelFamily(
-        package="transformers",
-        classes=("GPT2LMHeadModel",),
-        layers="transformer.h",
-        embed="transformer.wte",
-        final_norm="transformer.ln_f",
-        unembed="lm_head",
-        values=_values("attn", "mlp"),
-    ),
+    layers="model.layers",
+    embed="model.embed_tokens",
+    final_norm="model.norm",
+    unembed="lm_head",
+    values=_values("self_attn", "mlp"),
 )
+GEMMA2 = replace(
+    LLAMA,
+    classes=("Gemma2ForCausalLM",),
+    values=_values("post_attention_layernorm", "post_feedforward_layernorm"),
+)
+GEMMA3 = replace(GEMMA2, classes=("Gemma3ForCausalLM",))
+GPT2 = ModelFamily(
+    package="transformers",
+    classes=("GPT2LMHeadModel",),
+    layers="transformer.h",
+    embed="transformer.wte",
+    final_norm="transformer.ln_f",
+    unembed="lm_head",
+    values=_values("attn", "mlp"),
+)
+
+HF_FAMILIES = (LLAMA, GEMMA2, GEMMA3, GPT2)

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from nnsight._envoy import ModelTree
-from nnsight._interleave import BlockRun, Interleaver, WholeScope
+from nnsight._interleave import BlockRun, Budget, Interleaver, WholeScope
+from nnsight._interleave.budget import check_limit
 from nnsight._torch.localize import localize
 from nnsight._trace import Outcome, Request, RequestBlocks, TracedModel
 from nnsight.errors import InvalidRequestError
@@ -53,20 +54,35 @@ class NNsight(TracedModel):
 
     backend_name = "torch"
 
-    def __init__(self, module: nn.Module, *, rename: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        rename: Mapping[str, str] | None = None,
+        step_budget: int | None = None,
+        byte_budget: int | None = None,
+    ) -> None:
         """Wrap a module, which stays as it is.
 
         Args:
             module: The module.
             rename: Extra names of modules: an alias for each path, such as `{"transformer.h": "layers"}`.
+            step_budget: How many iterations of loops and calls of functions a block may run in each step; None for no
+                limit.
+            byte_budget: How many bytes a block may hold, in copies that it keeps and in what it saved; None for no
+                limit.
 
         Raises:
             TypeError: `module` is no `torch.nn.Module`.
             UnknownLocationError: A renamed path names no module.
-            InvalidRequestError: An alias is taken.
+            InvalidRequestError: An alias is taken, or a budget is no number above zero.
         """
         if not isinstance(module, nn.Module):
             raise TypeError(f"NNsight takes a torch.nn.Module, not a {type(module).__name__}")
+        self._budgets = {
+            "step_budget": check_limit("step_budget", step_budget),
+            "byte_budget": check_limit("byte_budget", byte_budget),
+        }
         self._module = module
         # Blocks replace the forward of modules on the instance, so one trace of a module runs at a time.
         self._lock = _LOCKS.setdefault(module, threading.RLock())
@@ -99,7 +115,7 @@ class NNsight(TracedModel):
 
     def _run_one(self, request: Request) -> Outcome:
         edits = {edit.name: edit.program for edit in self._edits_of(request)}
-        blocks = RequestBlocks(request.program, edits, _start)
+        blocks = RequestBlocks(request.program, edits, self._start)
         try:
             result = _Forward(self._tree, self._module, blocks.runs).call(request.prepared)
         except _Abandoned:
@@ -108,13 +124,17 @@ class NNsight(TracedModel):
             return blocks.finish(error=error)
         return blocks.finish(result=result)
 
-
-def _start(program: Program) -> BlockRun:
-    seen: dict[object, object] = {}
-    values = {name: localize(value, seen) for name, value in program.values.items()}
-    return program.start(
-        values, grad=torch.is_grad_enabled(), inference=torch.is_inference_mode_enabled(), read_only=False
-    )
+    def _start(self, program: Program) -> BlockRun:
+        seen: dict[object, object] = {}
+        budget = Budget(**self._budgets)
+        values = {name: localize(value, seen, budget.steps) for name, value in program.values.items()}
+        return program.start(
+            values,
+            grad=torch.is_grad_enabled(),
+            inference=torch.is_inference_mode_enabled(),
+            read_only=False,
+            budget=budget,
+        )
 
 
 class _Forward:

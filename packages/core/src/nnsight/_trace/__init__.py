@@ -5,7 +5,7 @@ from nnsight._trace.blocks import RequestBlocks
 from nnsight._trace.cache import Cache
 from nnsight._trace.edit import Edit, EditResult
 from nnsight._trace.model import TracedModel
-from nnsight._trace.request import Outcome, Request
+from nnsight._trace.request import Outcome, Request, join_sequences
 from nnsight._trace.session import Session
 from nnsight._trace.tracer import Tracer
 
@@ -20,4 +20,5 @@ __all__ = [
     "Session",
     "TracedModel",
     "Tracer",
+    "join_sequences",
 ]

@@ -148,7 +148,13 @@ class BlockTracer:
 
         convert = converter(device, dtype, detach=detach)
         recording = Recording(
-            paths, inputs=include_inputs, output=include_output, convert=convert, path_of=path_of, receipt=run.receipt
+            paths,
+            inputs=include_inputs,
+            output=include_output,
+            convert=convert,
+            path_of=path_of,
+            receipt=run.receipt,
+            budget=None if run.budget is None else run.budget.bytes,
         )
         run.recordings.append(recording)
         cache = Cache(recording.calls)

@@ -123,7 +123,7 @@ class RequestBlocks:
         if self.own is None:
             return Outcome(result=result, error=failure, edits=edits)
         run = self.own.run
-        return Outcome(run.named, run.unnamed, run.changes, result, failure, run.receipt, run.exports, edits)
+        return Outcome(run.named, run.unnamed, run.changes, result, failure, run.receipt, run.exports, edits=edits)
 
     def failure(self) -> BaseException | None:
         """Return the error of the first block that failed; one of an edit names it."""

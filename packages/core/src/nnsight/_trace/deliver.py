@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nnsight._capture import write_back
 from nnsight._program.containers import apply, conflicts
+from nnsight._program.failures import acts_on_its_process
 from nnsight.errors import ConflictingChangesWarning, LoopEndedEarlyWarning, NNsightWarning, RequestFailedError
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ def deliver(
         binding = [outcome.named for request, outcome in zip(requests, outcomes, strict=True) if request.binds]
         write_back(frame, {**bound, **_gather(binding)})
     if place is not None:
-        early = dict.fromkeys(text for outcome in outcomes for text in outcome.receipt.early_loops)
+        parts = [part for outcome in outcomes for part in outcome.parts]
+        early = dict.fromkeys(text for part in parts for text in part.receipt.early_loops)
         _warn(place, early, LoopEndedEarlyWarning)
         _warn(place, conflicting, ConflictingChangesWarning)
     return saves
@@ -87,14 +89,17 @@ def _change_containers(requests: Sequence[Request], outcomes: Sequence[Outcome])
     """Change the containers that were saved outside the blocks, and say what several blocks assigned."""
     changes: dict[int, tuple[str, Any, list[list[Any]]]] = {}
     for request, outcome in zip(requests, outcomes, strict=True):
-        for name, change in outcome.changes.items():
-            container = request.program.values[name]
-            changes.setdefault(id(container), (name, container, []))[2].append(change)
+        for part in outcome.parts:
+            for name, change in part.changes.items():
+                container = request.program.values[name]
+                changes.setdefault(id(container), (name, container, []))[2].append(change)
+    several = any(outcome.sequences for outcome in outcomes)
+    who, each = ("blocks", "invoke and each sequence") if several else ("invokes", "invoke")
     messages = []
     for name, container, of_blocks in changes.values():
         for place, count in conflicts(name, container, of_blocks).items():
             messages.append(
-                f"{count} invokes assigned {place}, and only the last assignment is left: each invoke is given its own "
+                f"{count} {who} assigned {place}, and only the last assignment is left: each {each} is given its own "
                 "copy of what it uses; give each a place of its own, or append, and join the values after the trace"
             )
         for change in of_blocks:
@@ -123,25 +128,35 @@ def raise_first(outcomes: Sequence[Outcome], saves: dict[str, object], kind: str
         saves: Everything saved.
         kind: What a request is called.
     """
-    failed = [(index, outcome) for index, outcome in enumerate(outcomes) if outcome.error is not None]
+    blocks = _labelled(outcomes, kind)
+    failed = [(label, outcome) for label, outcome in blocks if outcome.error is not None]
     if not failed:
         return
-    index, outcome = failed[0]
+    label, outcome = failed[0]
     error = outcome.error
     assert error is not None
-    if not isinstance(error, Exception | KeyboardInterrupt):
-        # SystemExit and its like would end the caller's process instead of telling it what happened.
+    if acts_on_its_process(type(error)) and not isinstance(error, KeyboardInterrupt):
         ended = RequestFailedError(f"the block raised {type(error).__name__}: {error}")
         error = ended.with_traceback(error.__traceback__)
-    error.saves = saves  # type: ignore[union-attr]
-    if len(outcomes) > 1:
+    error.saves = saves  # type: ignore[attr-defined]
+    if len(blocks) > 1:
         error.add_note(
-            f"raised in {kind} {index} of {len(outcomes)}; the other {len(outcomes) - len(failed)} that ran well "
-            "were delivered"
+            f"raised in {label}; of the {len(blocks)} blocks, {len(blocks) - len(failed)} ran well and were delivered"
         )
     for other, later in failed[1:]:
-        error.add_note(f"{kind} {other} failed too: {type(later.error).__name__}: {later.error}")
+        error.add_note(f"{other} failed too: {type(later.error).__name__}: {later.error}")
     raise error
+
+
+def _labelled(outcomes: Sequence[Outcome], kind: str) -> list[tuple[str, Outcome]]:
+    """List every block that ran, with the words that tell it from the others."""
+    found = []
+    for index, outcome in enumerate(outcomes):
+        invoke = f"{kind} {index}" if len(outcomes) > 1 else ""
+        for number, part in enumerate(outcome.parts):
+            words = [f"sequence {number}"] if outcome.sequences else []
+            found.append((" of ".join([*words, invoke] if invoke else words), part))
+    return found
 
 
 class without_skip:  # noqa: N801 - reads as a statement

@@ -27,11 +27,12 @@ class EditResult:
 
     Attributes:
         saves: What its block saved, by variable or source text.
-        receipt: What was served and changed.
+        receipt: What was served and changed; of a request of several sequences a list with that of each, as the saves
+            are lists then.
     """
 
     saves: dict[str, object] = field(default_factory=dict)
-    receipt: Receipt = field(default_factory=Receipt)
+    receipt: Any = field(default_factory=Receipt)
 
 
 class EditTracer(InBlock):

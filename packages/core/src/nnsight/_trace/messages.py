@@ -27,6 +27,7 @@ from nnsight.plugins import plugin_manager
 if TYPE_CHECKING:
     import torch
 
+    from nnsight._interleave import Budget
     from nnsight._wire import Decoder, Encoder, Fetch, Parts
 
 VERSION = 3
@@ -186,22 +187,6 @@ class CacheCodec:
         return Withheld(part(side[1], str)) if len(side) == 2 else decoder.value(side[0])
 
 
-class EditCodec:
-    """Refuse an edit: it is installed, chosen and removed by code outside blocks."""
-
-    tag = "nnsight.edit"
-
-    def encode(self, value: Any, encoder: Encoder) -> object:
-        """Refuse it."""
-        raise encoder.refusal(
-            value, "it is an edit", "Edits are chosen with edits=[...] and removed with edit.clear(), outside blocks."
-        )
-
-    def decode(self, payload: Any, decoder: Decoder) -> object:
-        """Refuse it."""
-        raise WireError("the message holds an edit, which does not travel")
-
-
 class PendingCodec:
     """Refuse what stands for a value of another invoke anywhere but in a variable of its own."""
 
@@ -218,6 +203,22 @@ class PendingCodec:
     def decode(self, payload: Any, decoder: Decoder) -> object:
         """Refuse it."""
         raise WireError("the message holds a value that is not there yet")
+
+
+class EditCodec:
+    """Refuse an edit: it is installed, chosen and removed by code outside blocks."""
+
+    tag = "nnsight.edit"
+
+    def encode(self, value: Any, encoder: Encoder) -> object:
+        """Refuse it."""
+        raise encoder.refusal(
+            value, "it is an edit", "Edits are chosen with edits=[...] and removed with edit.clear(), outside blocks."
+        )
+
+    def decode(self, payload: Any, decoder: Decoder) -> object:
+        """Refuse it."""
+        raise WireError("the message holds an edit, which does not travel")
 
 
 def write_handed(value: object, name: str) -> Parts:
@@ -238,7 +239,11 @@ def base_codecs() -> CodecTable:
 
 
 def block_codecs(
-    tree: ModelTree | None = None, *, result: object = None, handed: HandedCodec | None = None
+    tree: ModelTree | None = None,
+    *,
+    result: object = None,
+    handed: HandedCodec | None = None,
+    budget: Budget | None = None,
 ) -> CodecTable:
     """Return codecs that also carry functions, envoys, tracers and the result of the request.
 
@@ -246,11 +251,12 @@ def block_codecs(
         tree: Where envoys are found, on the side that reads a program.
         result: The finished output, known to both sides.
         handed: Reads values that invokes hand to others.
+        budget: What functions that are read count for.
     """
     envoys, sources, tracers = EnvoyCodec(tree), SourceCodec(tree), TracerCodec(tree)
     results, caches = ResultCodec(result), CacheCodec()
     types: dict[type, Any] = {
-        FunctionType: FunctionCodec(),
+        FunctionType: FunctionCodec(budget),
         MethodType: MethodCodec(),
         Envoy: envoys,
         Source: sources,
@@ -292,6 +298,7 @@ def encode_program(program: Program) -> bytes:
             list(effects.looks_into),
             effects.row_local,
             effects.every_row,
+            effects.places,
         ],
         values,
         list(program.exports),
@@ -300,13 +307,20 @@ def encode_program(program: Program) -> bytes:
     return encode(header, codecs=base_codecs(), name="program")
 
 
-def decode_program(data: bytes, tree: ModelTree, device_of: Callable[[str], torch.device] | None = None) -> Program:
+def decode_program(
+    data: bytes,
+    tree: ModelTree,
+    device_of: Callable[[str], torch.device] | None = None,
+    *,
+    budget: Budget | None = None,
+) -> Program:
     """Read a program whose envoys are those of `tree`.
 
     Args:
         data: What `encode_program` wrote.
         tree: The modules where the program runs.
         device_of: Where tensors go, by the device that they came from.
+        budget: What its functions count for; the program is started with it.
 
     Raises:
         WireError: The bytes are no program of this version.
@@ -315,10 +329,19 @@ def decode_program(data: bytes, tree: ModelTree, device_of: Callable[[str], torc
     if not isinstance(header, list) or len(header) != 8 or header[0] != VERSION:
         raise WireError("the bytes are no program of this version of nnsight; use one version on both sides")
     _, source, parameters, returned, effects, values_data, exports, kept = header
-    codecs = block_codecs(tree, handed=HandedCodec(device_of, opens=True))
+    codecs = block_codecs(tree, handed=HandedCodec(device_of, opens=True), budget=budget)
     values: Any = decode(values_data, codecs=codecs, limits=TRUSTED, device_of=device_of)
-    reads, writes, unknown, uses_result, looked_into, *uniform = effects
-    summary = Effects(tuple(reads), tuple(writes), tuple(unknown), uses_result, tuple(looked_into), *uniform)
+    reads, writes, unknown, uses_result, looked_into, row_local, every_row, places = effects
+    summary = Effects(
+        tuple(reads),
+        tuple(writes),
+        tuple(unknown),
+        uses_result,
+        tuple(looked_into),
+        row_local,
+        every_row,
+        None if places is None else tuple([(path, side) for path, side in places]),
+    )
     names = [tuple(each) for each in (parameters, returned, exports, kept)]
     return Program(BlockSource(*source), names[0], values, names[1], summary, names[2], names[3])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nnsight._interleave import Receipt
 from nnsight._program.failures import describe_error, keep_user_frames, rebuild_error
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from nnsight._interleave import BlockRun
     from nnsight._program import Program
 
-_PARTS = frozenset(field.name for field in fields(Outcome))
+# A run is that of one sequence; where there are several, each is written by itself.
+_PARTS = frozenset(field.name for field in fields(Outcome)) - {"sequences"}
 
 
 def finish_run(
@@ -67,11 +68,12 @@ def encode_outcome(outcome: Outcome, program: Program | None = None) -> bytes:
     except Exception as refusal:  # noqa: BLE001 - values of the user's own classes may raise anything when they are read
         sifted = {kind: _sift(kind, getattr(outcome, kind)) for kind in ("named", "unnamed", "changes", "exports")}
         result = _sift("result", {"result": outcome.result})
-        edits = {name: _sift("saves", result.saves) for name, result in outcome.edits.items()}
-        parts = [*sifted.values(), result, *edits.values()]
-        refusals = [*(error for part in parts for error in part.refusals), refusal]
+        edits = {name: _sift("saves", each.saves) for name, each in outcome.edits.items()}
+        sifting = [*sifted.values(), result, *edits.values()]
+        refusals = [*(error for part in sifting for error in part.refusals), refusal]
+        values: dict[str, Any] = {kind: part.values for kind, part in sifted.items()}
         kept = Outcome(
-            **{kind: part.values for kind, part in sifted.items()},
+            **values,
             result=result.values.get("result"),
             error=outcome.error or refusals[0],
             receipt=outcome.receipt,
@@ -112,7 +114,7 @@ def _encode(outcome: Outcome, program: Program | None) -> bytes:
     files = frozenset() if program is None else frozenset({program.source.filename})
     # One message, so that a value saved twice, or the result and a save of it, are one object at home too.
     message = {
-        **{field.name: getattr(outcome, field.name) for field in fields(Outcome)},
+        **{name: getattr(outcome, name) for name in sorted(_PARTS)},
         "error": None if outcome.error is None else describe_error(outcome.error, files),
         "receipt": outcome.receipt.as_dict(),
         "edits": {name: [each.saves, each.receipt.as_dict()] for name, each in outcome.edits.items()},

@@ -160,8 +160,11 @@ class Tracer(InBlock):
 
     @property
     def receipt(self) -> Any:
-        """What was served and changed: one receipt, or a list for a trace of several invokes."""
-        return self._one([outcome.receipt for outcome in self._done("receipt")])
+        """What was served and changed: one receipt, or a list for a trace of several invokes.
+
+        Of a request that generates several sequences it is a list with the receipt of each.
+        """
+        return self._one([outcome.account for outcome in self._done("receipt")])
 
     @property
     def edits(self) -> Any:

@@ -9,6 +9,8 @@ from nnsight.errors import WireError
 
 # Beyond this many nested calls, decoding deeply nested bytes could overflow the stack of C.
 _SAFE_RECURSION = 3000
+# From 3.12 on, nested calls of C are counted apart, up to ten thousand: more than the stack of a small thread holds.
+_LIMIT_COUNTS_C = sys.version_info < (3, 12)
 
 _SCALAR, _TEXT, _ARRAY, _MAP, _REFUSED = range(5)
 
@@ -31,6 +33,7 @@ def _token_table() -> list[tuple[int, int, int]]:
 
 
 _TOKENS = _token_table()
+_BEGINNING_NOTHING = bytes(byte for byte, (kind, _, _) in enumerate(_TOKENS) if kind not in {_ARRAY, _MAP})
 
 
 def _run_pattern() -> re.Pattern[bytes]:
@@ -54,10 +57,19 @@ def check_header(data: bytes, *, max_depth: int, max_items: int) -> None:
     Raises:
         WireError: The value is truncated, too deep, too large, or has an item of another kind than those used here.
     """
-    if len(data) > max_items or sys.getrecursionlimit() > _SAFE_RECURSION:
+    if len(data) > max_items or not (_python_bounds_depth() or _is_flat(data, max_depth)):
         _check_each_item(data, max_depth, max_items)
     else:
         _check_long_items(data)
+
+
+def _python_bounds_depth() -> bool:
+    return _LIMIT_COUNTS_C and sys.getrecursionlimit() <= _SAFE_RECURSION
+
+
+def _is_flat(data: bytes, max_depth: int) -> bool:
+    """Tell whether so few bytes could begin an array or a map that nesting cannot be deep."""
+    return len(data.translate(None, _BEGINNING_NOTHING)) <= max_depth
 
 
 def _check_long_items(data: bytes) -> None:

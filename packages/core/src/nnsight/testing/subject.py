@@ -11,6 +11,9 @@ import torch
 if TYPE_CHECKING:
     from nnsight._trace import TracedModel
 
+# How many steps the longer traces of the suite run.
+STEPS = 4
+
 Edit = Callable[[torch.Tensor], torch.Tensor]
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from nnsight.errors import EngineError
 from nnsight_vllm._client.engine import (
     PATIENCE_S,
     RunningEngine,
@@ -21,7 +20,7 @@ from nnsight_vllm._client.engine import (
     write_keys,
     write_question,
 )
-from nnsight_vllm._client.outcomes import put_on_output, read_outcome
+from nnsight_vllm._client.outcomes import read_outcomes
 from nnsight_vllm._edits import INSTALL, UNINSTALL
 from nnsight_vllm._mailbox import WAITS_FOR_RESULT
 from nnsight_vllm.compat import public
@@ -61,6 +60,7 @@ class AsyncEngine(RunningEngine):
         """Bring the engine's edits up to date, before a request is added to it.
 
         Raises:
+            EngineError: The engine died.
             Exception: A worker could not read an edit, which is cleared then.
         """
         if not self._changes and not self._changing.locked():
@@ -68,7 +68,10 @@ class AsyncEngine(RunningEngine):
         async with self._changing:
             while self._changes:
                 method, data, edit = self._changes[0]
-                replies = await self.llm.collective_rpc(method, args=(data,))
+                try:
+                    replies = await self.llm.collective_rpc(method, args=(data,))
+                except public.engine_dead_errors() as error:
+                    raise self.death("was told of an edit", error) from error
                 self._changes.popleft()
                 refusal = None if edit is None else refusal_of(replies)
                 if refusal is not None and edit is not None:
@@ -81,31 +84,31 @@ class AsyncEngine(RunningEngine):
         return self.llm.get_tokenizer()
 
     async def generate(self, prompt: Any, params: Any, request_id: str, **keywords: Any) -> AsyncGenerator[Any, None]:
-        """Run an untraced request and stream its outputs.
+        """Run an untraced request and stream its outputs; the finished one has the completions of all sequences.
 
         Raises:
             EngineError: The engine was shut down, or died.
             Exception: A worker could not read an edit that was installed before it.
         """
-        if self.llm is None:
-            raise EngineError("the engine was shut down; build another model")
+        self.refuse_dead()
+        # Within vLLM's own method, an error would come out as one of vLLM's.
+        await self._change()
+        completions = public.Completions(params)
         try:
-            # Within vLLM's own method, an error would come out as one of vLLM's.
-            await self._change()
             async with aclosing(self.llm.generate(prompt, params, request_id, **keywords)) as outputs:
                 async for output in outputs:
+                    completions.note(output)
                     yield output
         except public.engine_dead_errors() as error:
-            raise EngineError(
-                f"the engine died while it ran a request: {error}; the cause is in its log above"
-            ) from error
+            raise self.death("ran a request", error) from error
 
     async def stream(self, submission: Submission) -> AsyncGenerator[tuple[Any, Outcome | None], None]:
         """Run a request and stream its outputs, the last with what became of its blocks.
 
         A stream that is closed early ends its request, and nothing of it is left in the engine.
         """
-        posted = self.mailbox.expect(submission.key) if self.posts else None
+        keys = submission.sequence_keys
+        posted = {key: self.mailbox.expect(key) for key in keys} if self.posts else {}
         arrived = False
         try:
             running = self.generate(submission.prompt, submission.params, submission.key, **submission.keywords)
@@ -114,38 +117,41 @@ class AsyncEngine(RunningEngine):
                     if not output.finished:
                         yield output, None
                         continue
-                    outcome = await self._bring_home(submission.key, output, posted)
+                    found = await self._receive(keys, output, posted)
+                    outcome = await asyncio.to_thread(read_outcomes, found, keys, output)
                     arrived = True
-                    put_on_output(output, outcome)
                     yield output, outcome
         finally:
             if not arrived:
-                self.mailbox.forget([submission.key])
+                self.mailbox.forget(keys)
                 if self.llm is not None:
-                    await self._discard(submission.key)
+                    await self._discard(keys)
 
-    async def _bring_home(self, key: str, result: Any, posted: Future[bytes] | None) -> Outcome:
-        data = None if posted is None else await self._receive(key, posted)
-        if data is None:
-            data = await self._collect(key, None)
-        if data == WAITS_FOR_RESULT:
-            data = await self._collect(key, result)
-        return await asyncio.to_thread(read_outcome, data, result)
+    async def _receive(
+        self, keys: Sequence[str], result: Any, posted: Mapping[str, Future[bytes]]
+    ) -> dict[str, bytes | None]:
+        """Receive what became of each sequence, giving the finished output to those blocks that wait for it."""
+        found: dict[str, bytes | None] = {}
+        for key, future in posted.items():
+            try:
+                posting: asyncio.Future[bytes] = asyncio.wrap_future(future)
+                found[key] = await asyncio.wait_for(posting, PATIENCE_S)
+            except TimeoutError:
+                self.mailbox.forget([key])
+        found |= await self._collect({key: None for key in keys if key not in found})
+        return found | await self._collect({key: result for key, data in found.items() if data == WAITS_FOR_RESULT})
 
-    async def _receive(self, key: str, posted: Future[bytes]) -> bytes | None:
+    async def _collect(self, results: Mapping[str, Any]) -> dict[str, bytes | None]:
+        if not results:
+            return {}
         try:
-            found: bytes = await asyncio.wait_for(asyncio.wrap_future(posted), PATIENCE_S)
-        except TimeoutError:
-            self.mailbox.forget([key])
-            return None
-        return found
+            replies = await self.llm.collective_rpc("nnsight_collect", args=(write_question(results),))
+        except public.engine_dead_errors() as error:
+            raise self.death("was asked for what a request saved", error) from error
+        return read_answers(replies, results)
 
-    async def _collect(self, key: str, result: Any) -> bytes | None:
-        replies = await self.llm.collective_rpc("nnsight_collect", args=(write_question({key: result}),))
-        return read_answers(replies, [key])[key]
-
-    async def _discard(self, key: str) -> None:
+    async def _discard(self, keys: Sequence[str]) -> None:
         try:
-            await self.llm.collective_rpc("nnsight_discard", args=(msgspec.msgpack.encode([key]),))
+            await self.llm.collective_rpc("nnsight_discard", args=(msgspec.msgpack.encode(list(keys)),))
         except Exception:  # noqa: BLE001 - the error that led here is the one to show
             return

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from nnsight.errors import EngineError
 from nnsight_vllm._client.engine import (
     PATIENCE_S,
     RunningEngine,
@@ -21,7 +20,8 @@ from nnsight_vllm._client.engine import (
     write_keys,
     write_question,
 )
-from nnsight_vllm._client.outcomes import put_on_output, read_outcome
+from nnsight_vllm._client.outcomes import read_outcomes
+from nnsight_vllm._client.sampling import REQUEST_KEYWORDS
 from nnsight_vllm._client.submission import Submission
 from nnsight_vllm._edits import INSTALL, UNINSTALL
 from nnsight_vllm._mailbox import WAITS_FOR_RESULT
@@ -57,11 +57,12 @@ class EagerEngine(RunningEngine):
 
     def execute(self, requests: Sequence[Request]) -> list[Outcome]:
         """Run traced requests to their ends, and bring home what they saved."""
-        return self.submit([Submission.of(request) for request in requests])
+        return self.submit([Submission.of(request, self) for request in requests])
 
     def submit(self, submissions: Sequence[Submission]) -> list[Outcome]:
         """Run requests to their ends, and bring home what their blocks saved."""
-        posted = {each.key: self.mailbox.expect(each.key) for each in submissions} if self.posts else {}
+        keys = [key for each in submissions for key in each.sequence_keys]
+        posted = {key: self.mailbox.expect(key) for key in keys} if self.posts else {}
         with self._lock:
             try:
                 results = self._generate(
@@ -70,7 +71,7 @@ class EagerEngine(RunningEngine):
                     **_joined_keywords(submissions),
                 )
             except BaseException:
-                self._discard([each.key for each in submissions])
+                self._discard(keys)
                 raise
             return self._bring_home(submissions, results, posted)
 
@@ -90,17 +91,15 @@ class EagerEngine(RunningEngine):
     def uninstall(self, edits: Sequence[Edit]) -> None:
         """Have edits run beside no further request."""
         with self._lock:
-            self._call(UNINSTALL, write_keys(edits))
+            if self.died is None:
+                self._call(UNINSTALL, write_keys(edits))
 
     def _generate(self, prompts: Sequence[Any], params: Sequence[Any], **keywords: Any) -> list[Any]:
-        if self.llm is None:
-            raise EngineError("the engine was shut down; build another model")
+        self.refuse_dead()
         try:
             return public.generate(self.llm, prompts, params, **keywords)
         except public.engine_dead_errors() as error:
-            raise EngineError(
-                f"the engine died while it ran {len(prompts)} request(s): {error}; the cause is in its log above"
-            ) from error
+            raise self.death(f"ran {len(prompts)} request(s)", error) from error
         except BaseException:
             public.abort_all(self.llm)
             raise
@@ -108,7 +107,8 @@ class EagerEngine(RunningEngine):
     def _bring_home(
         self, submissions: Sequence[Submission], results: Sequence[Any], posted: Mapping[str, Future[bytes]]
     ) -> list[Outcome]:
-        by_key = {each.key: result for each, result in zip(submissions, results, strict=True)}
+        pairs = list(zip(submissions, results, strict=True))
+        by_key = {key: result for each, result in pairs for key in each.sequence_keys}
         found: dict[str, bytes | None] = {}
         try:
             for key, future in posted.items():
@@ -118,13 +118,10 @@ class EagerEngine(RunningEngine):
             self.mailbox.forget(missing)
             found |= self._collect(dict.fromkeys(missing))
             found |= self._collect({key: by_key[key] for key, data in found.items() if data == WAITS_FOR_RESULT})
-            outcomes = [read_outcome(found[key], result) for key, result in by_key.items()]
+            return [read_outcomes(found, each.sequence_keys, result) for each, result in pairs]
         except BaseException:
             self._remove_files()
             raise
-        for result, outcome in zip(by_key.values(), outcomes, strict=True):
-            put_on_output(result, outcome)
-        return outcomes
 
     def _collect(self, results: Mapping[str, Any]) -> dict[str, bytes | None]:
         """Ask the workers for outcomes, giving them the finished outputs that the blocks wait for."""
@@ -138,13 +135,15 @@ class EagerEngine(RunningEngine):
             return
 
     def _call(self, method: str, data: bytes | None = None) -> list[bytes]:
-        return public.call_workers(self.llm, method, data)
+        try:
+            return public.call_workers(self.llm, method, data)
+        except public.engine_dead_errors() as error:
+            raise self.death("was asked for what its requests saved", error) from error
 
 
 def _joined_keywords(submissions: Sequence[Submission]) -> dict[str, Any]:
     keywords: dict[str, Any] = {}
-    for name in ("lora_request", "priority"):
-        values = [each.keywords.get(name) for each in submissions]
-        if any(value is not None for value in values):
-            keywords[name] = values
+    for name, default in REQUEST_KEYWORDS.items():
+        if any(name in each.keywords for each in submissions):
+            keywords[name] = [each.keywords.get(name, default) for each in submissions]
     return keywords

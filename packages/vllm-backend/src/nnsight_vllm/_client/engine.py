@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,15 +25,19 @@ from nnsight_vllm._edits import TravellingEdit
 from nnsight_vllm._mailbox import ADDRESS_VARIABLE, Mailbox
 from nnsight_vllm._transfer import PREFIX, remove_shared, shared_folder
 from nnsight_vllm.compat import public
+from nnsight_vllm.compat.liveness import DeathWatch
 from nnsight_vllm.compat.records import refuse_missing_seams
 
 if TYPE_CHECKING:
+    from nnsight._program import Effects
     from nnsight._trace import Edit
 
 # Workers announce themselves before vLLM has loaded the model.
 _ANNOUNCED_S: Final = 10.0
 # An outcome that has not been posted after this is asked for, which also tells whether the engine still lives.
 PATIENCE_S: Final = 10.0
+# So long the news of who died may take after vLLM says that the engine is dead.
+_NEWS_S: Final = 1.0
 
 _building = threading.Lock()
 
@@ -44,6 +49,8 @@ class RunningEngine:
         workers: What each worker said of itself when it started, by rank.
         posts: Whether all workers reach the mailbox, as they do from processes of their own on this host.
         llm: vLLM's own engine object; None once the engine is shut down.
+        died: Which of its processes died, and how; None while all live.
+        edits: The edits that its model has installed.
     """
 
     def __init__(self, repo: str, keywords: Mapping[str, Any]) -> None:
@@ -59,10 +66,15 @@ class RunningEngine:
         self.posts = False
         self.mailbox = Mailbox(drop_outcome)
         self.llm: Any = None
+        self.died: str | None = None
+        self.edits: tuple[Edit, ...] = ()
+        self._watch: DeathWatch | None = None
         try:
             with _leading_to(self.mailbox):
                 self.llm = self._build(repo, keywords)
             self.workers = self._greet()
+            if self.posts:
+                self._watch = DeathWatch(self.llm, self.workers, self._bury)
         except BaseException:
             self.shutdown()
             raise
@@ -82,16 +94,18 @@ class RunningEngine:
         """The longest sequence that the engine takes, in tokens."""
         return self._max_model_len
 
-    def check(self, num_prompt_tokens: int) -> None:
-        """Refuse a traced prompt that could not be computed as its block needs it.
+    def keeps_whole(self, num_prompt_tokens: int, effects: Effects) -> bool:
+        """Tell whether a traced prompt must be kept whole by the scheduler, where it splits others.
 
         Raises:
-            InvalidRequestError: With the reason of the plugin that decided.
+            InvalidRequestError: The prompt cannot be computed as its block needs it, with the reason of the plugin that
+                decided.
         """
-        facts = PromptFacts(num_prompt_tokens, self._budget, self._splits, read_only=False)
+        facts = PromptFacts(num_prompt_tokens, self._budget, self._splits, effects.read_only, effects.follows_pieces)
         policy = plugin_manager().hook.resolve_prefill_policy(facts=facts)
         if policy is not None and policy.how == "refused":
             raise InvalidRequestError(policy.reason)
+        return self._splits and (policy is None or policy.how != "split")
 
     def install(self, edit: Edit) -> None:
         """Have an edit run beside all requests that are made from now on.
@@ -107,11 +121,53 @@ class RunningEngine:
 
     def shutdown(self) -> None:
         """End the engine's processes."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.stop()
         llm, self.llm = self.llm, None
         if llm is not None:
             public.shut_down(llm)
             self._remove_files()
         self.mailbox.close()
+
+    def refuse_dead(self) -> None:
+        """Refuse to run anything on an engine that is over.
+
+        Raises:
+            EngineError: It was shut down, or died.
+        """
+        if self.llm is None:
+            raise EngineError("the engine was shut down; build another model")
+        if self.died is not None:
+            raise EngineError(
+                f"the engine is dead: {self.died}. Nothing can run on it any more; call model.shutdown(), and the next "
+                "trace starts a new engine"
+            )
+
+    def death(self, doing: str, error: BaseException) -> EngineError:
+        """Return the error of an engine that died under its caller.
+
+        Args:
+            doing: What it was doing.
+            error: What vLLM raised.
+        """
+        # vLLM's error comes by another way than the news of who died.
+        deadline = time.monotonic() + _NEWS_S
+        while self.died is None and self._watch is not None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self.died = self.died or str(error)
+        return self._obituary(doing)
+
+    def _obituary(self, doing: str) -> EngineError:
+        return EngineError(
+            f"the engine died while it {doing}: {self.died}. What led to it may be in its log above, or in that of the "
+            "system where it ran out of memory; call model.shutdown(), and the next trace starts a new engine"
+        )
+
+    def _bury(self, who: str) -> None:
+        self.died = who
+        self.mailbox.fail(self._obituary("ran a request"))
+        self._remove_files()
 
     def _remove_files(self) -> None:
         for worker in self.workers:

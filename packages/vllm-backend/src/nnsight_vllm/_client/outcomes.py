@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from nnsight._interleave import Receipt
 from nnsight._program.failures import rebuild_error
-from nnsight._trace import EditResult, Outcome
+from nnsight._trace import EditResult, Outcome, join_sequences
 from nnsight._trace.messages import HandedValue, decode_values
 from nnsight.errors import EngineError
 from nnsight_vllm._mailbox import WAITS_FOR_RESULT
@@ -17,11 +18,32 @@ from nnsight_vllm._transfer import read_shared, remove_shared
 _PARTS = ("named", "unnamed", "changes")
 
 
-def read_outcome(data: bytes | None, result: Any) -> Outcome:
-    """Read what became of a request.
+def read_outcomes(found: Mapping[str, bytes | None], keys: Sequence[str], result: Any) -> Outcome:
+    """Read what became of a request, and put it on its finished output.
 
     Args:
-        data: What the worker wrote; None where it knows nothing of the request.
+        found: What the worker wrote, by key.
+        keys: Of the request's sequences.
+        result: The finished output of the request.
+    """
+    parts = [read_outcome(found[key], result) for key in keys]
+    for completion in result.outputs:
+        part = parts[completion.index]
+        if completion.finish_reason == "error" and part.error is None:
+            part.error = EngineError(
+                "vLLM ended the request with an error of its own, which its log tells; one is that a block assigned to "
+                "samples a token that the structured_outputs of its request do not allow"
+            )
+    outcome = parts[0] if len(parts) == 1 else join_sequences(parts, result)
+    _put_on_output(result, outcome)
+    return outcome
+
+
+def read_outcome(data: bytes | None, result: Any) -> Outcome:
+    """Read what became of one sequence of a request.
+
+    Args:
+        data: What the worker wrote; None where it knows nothing of it.
         result: The finished output of the request.
     """
     if data is None:
@@ -37,12 +59,16 @@ def read_outcome(data: bytes | None, result: Any) -> Outcome:
         name: EditResult(_values(place, result), Receipt.from_dict(receipt))
         for name, (place, receipt) in parts["edits"].items()
     }
-    return Outcome(named, unnamed, changes, result, error, Receipt.from_dict(parts["receipt"]), exports, edits)
+    receipt = Receipt.from_dict(parts["receipt"])
+    return Outcome(named, unnamed, changes, result, error, receipt, exports, edits=edits)
 
 
-def put_on_output(output: Any, outcome: Outcome) -> None:
-    """Give a finished output of vLLM what became of its blocks, as attributes."""
-    output.saves, output.edits, output.receipt = outcome.all_saves, outcome.edits, outcome.receipt
+def _put_on_output(result: Any, outcome: Outcome) -> None:
+    """Put what became of a request on its finished output, and what became of each sequence on its completion."""
+    result.saves, result.receipt, result.edits = outcome.all_saves, outcome.account, outcome.edits
+    for completion in result.outputs:
+        part = outcome.sequences[completion.index] if outcome.sequences else outcome
+        completion.saves, completion.receipt, completion.edits = part.all_saves, part.receipt, part.edits
 
 
 def drop_outcome(data: bytes) -> None:

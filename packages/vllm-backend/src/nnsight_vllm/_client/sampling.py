@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from nnsight.errors import InvalidRequestError, UnsupportedFeatureError
 from nnsight_vllm.compat.public import make_sampling_params, sampling_names
 
-# Keywords of a request that are no sampling parameters.
-REQUEST_KEYWORDS = ("lora_request", "priority")
+# Keywords of a request that are no sampling parameters, with vLLM's defaults.
+REQUEST_KEYWORDS: Final[Mapping[str, Any]] = {"lora_request": None, "priority": 0}
 _ALIASES = {"max_new_tokens": "max_tokens"}
+_BEAMS = (
+    "beam search makes a request of one token for each beam and step, and none of them would be the block's; sample "
+    "several sequences with n instead, or call beam_search of model.vllm_entrypoint, which runs no block"
+)
+_REFUSED = {
+    **dict.fromkeys(("use_beam_search", "beam_width", "num_beams", "length_penalty"), _BEAMS),
+    "best_of": "vLLM has it no more; ask for n sequences and choose among them by their cumulative_logprob",
+    "pooling_params": "a pooling request has no logits or samples; read states in a block instead",
+}
 
 
 def plain_names(keywords: Mapping[str, Any]) -> dict[str, Any]:
@@ -35,27 +44,26 @@ def split_keywords(keywords: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     Raises:
         TypeError: A keyword is unknown; the message names the nearest one.
         InvalidRequestError: vLLM refuses a value.
-        UnsupportedFeatureError: A combination that a block cannot follow.
+        UnsupportedFeatureError: A keyword asks for a way of decoding that is refused by name.
     """
     known = sampling_names()
     sampling: dict[str, Any] = {}
     request: dict[str, Any] = {}
     for name, value in plain_names(keywords).items():
         if name in REQUEST_KEYWORDS:
-            request[name] = value
+            # None takes the place of a keyword of the trace, and asks for vLLM's default.
+            if value is not None:
+                request[name] = value
         elif name in known:
             sampling[name] = value
+        elif name in _REFUSED:
+            raise UnsupportedFeatureError(f"{name}={value!r} is not supported: {_REFUSED[name]}")
         else:
             nearest = difflib.get_close_matches(name, [*known, *REQUEST_KEYWORDS, *_ALIASES], n=1, cutoff=0.5)
             hint = (
                 f"; did you mean {nearest[0]}?" if nearest else f"; sampling keywords are: {', '.join(sorted(known))}"
             )
             raise TypeError(f"unknown keyword {name!r}{hint}")
-    if (sampling.get("n") or 1) != 1:
-        raise UnsupportedFeatureError(
-            f"n={sampling['n']} asks for several sequences of one prompt, which a block cannot follow yet; "
-            "make one invoke for each, with a seed of its own"
-        )
     try:
         return make_sampling_params(sampling), request
     except Exception as error:

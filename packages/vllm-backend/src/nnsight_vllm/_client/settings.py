@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import nnsight_vllm
+from nnsight._interleave.budget import check_limit
 from nnsight.errors import InvalidRequestError, UnsupportedFeatureError
-from nnsight_vllm.compat.switch import KEY
+from nnsight_vllm.compat.switch import DEFAULT_BUDGETS, KEY, SPARE
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,13 @@ _REFUSED: dict[str, tuple[str, object]] = {
 }
 
 
+_BUDGET_REASONS = {
+    "step_budget": "a block that runs so many iterations and calls in one step ends with an error, since a loop "
+    "without an end would hold up every request of the engine",
+    "byte_budget": "a block that holds so many bytes ends with an error, since all requests share the memory",
+}
+
+
 def engine_settings(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Setting, ...]]:
     """Return the keywords that the engine is built with, and what was set with its reason.
 
@@ -63,6 +71,7 @@ def engine_settings(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[
         UnsupportedFeatureError: A keyword asks for something that is refused by name.
     """
     built = dict(keywords)
+    budgets = {name: _budget(name, built.pop(name, default)) for name, default in DEFAULT_BUDGETS.items()}
     report: list[Setting] = []
     for name, (reason, harmless) in _REFUSED.items():
         value = built.get(name, harmless)
@@ -84,7 +93,7 @@ def engine_settings(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[
         )
     if KEY in additional:
         raise InvalidRequestError(f"additional_config[{KEY!r}] is set by nnsight itself; leave it out")
-    built["additional_config"] = {**additional, KEY: {"version": nnsight_vllm.__version__}}
+    built["additional_config"] = {**additional, KEY: {"version": nnsight_vllm.__version__, **budgets}}
     report.append(
         Setting(
             f"additional_config[{KEY!r}]",
@@ -102,7 +111,14 @@ def engine_settings(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[
             "be found by others",
         )
     )
+    for name, default in DEFAULT_BUDGETS.items():
+        source = "nnsight" if budgets[name] == default else "caller"
+        report.append(Setting(name, budgets[name], source, _BUDGET_REASONS[name]))
     return built, tuple(report)
+
+
+def _budget(name: str, value: object) -> object:
+    return value if name == "byte_budget" and value == SPARE else check_limit(name, value)
 
 
 def chosen_runner(workers: Sequence[Mapping[str, Any]]) -> Setting:

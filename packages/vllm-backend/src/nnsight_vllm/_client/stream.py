@@ -27,7 +27,7 @@ class TraceStream:
 
     `await stream` runs them to their ends and returns the last output, or a list of them for a trace of invokes.
     `async for output in stream` yields vLLM's outputs as they come. Each output has the attributes `invoke`, its number
-    in the trace, and, once it is finished, `saves`, `edits` and `receipt`.
+    in the trace, and, once it is finished, `saves`, `edits` and `receipt`, as has each of its completions.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class TraceStream:
     async def _merged(self) -> AsyncGenerator[tuple[int, Any, Outcome | None], None]:
         """Run the requests at once, but those that need values of others after these; yield what comes of any."""
         if len(self._requests) == 1:
-            async with aclosing(self._engine.stream(Submission.of(self._requests[0]))) as outputs:
+            async with aclosing(self._engine.stream(Submission.of(self._requests[0], self._engine))) as outputs:
                 async for output, outcome in outputs:
                     yield 0, output, outcome
             return
@@ -108,7 +108,8 @@ class TraceStream:
                 for pending in request.program.pending.values():
                     await over[pending.invoke]
                 done = [each.result() if each.done() else None for each in over]
-                async with aclosing(self._engine.stream(Submission.of(hand_over(request, done)))) as outputs:
+                submission = Submission.of(hand_over(request, done), self._engine)
+                async with aclosing(self._engine.stream(submission)) as outputs:
                     async for output, outcome in outputs:
                         waiting.put_nowait((number, output, outcome))
                         if outcome is not None:
@@ -142,11 +143,10 @@ async def gather_outputs(
     engine: AsyncEngine, prompts: Sequence[Any], params: Any, keywords: Mapping[str, Any], *, several: bool
 ) -> Any:
     """Run requests that no block runs beside at once, and return their last outputs in order."""
-    given = {name: value for name, value in keywords.items() if value is not None}
 
     async def last(prompt: Any) -> Any:
         found = None
-        async with aclosing(engine.generate(prompt, params.clone(), uuid.uuid4().hex, **given)) as outputs:
+        async with aclosing(engine.generate(prompt, params.clone(), uuid.uuid4().hex, **keywords)) as outputs:
             async for output in outputs:
                 found = output
         return found

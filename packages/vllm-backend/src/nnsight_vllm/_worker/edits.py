@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,16 +13,32 @@ from nnsight.errors import EngineError, InvalidRequestError
 from nnsight_vllm._edits import TravellingEdit
 
 if TYPE_CHECKING:
+    from nnsight._interleave import Budget
     from nnsight._program import Program
+
+
+@dataclass(frozen=True)
+class InstalledEdit:
+    """One edit.
+
+    Attributes:
+        name: What its user calls it.
+        program: Its block.
+        budget: What its functions count for, whichever request calls them.
+    """
+
+    name: str
+    program: Program
+    budget: Budget
 
 
 class InstalledEdits:
     """The edits of a worker, by key."""
 
-    def __init__(self, read: Callable[[bytes], Program]) -> None:
+    def __init__(self, read: Callable[[bytes], tuple[Program, Budget]]) -> None:
         """Hold edits whose programs `read` reads."""
         self._read = read
-        self._edits: dict[str, tuple[str, Program]] = {}
+        self._edits: dict[str, InstalledEdit] = {}
 
     def install(self, data: bytes) -> bytes:
         """Read an edit.
@@ -34,7 +51,7 @@ class InstalledEdits:
         """
         edit = TravellingEdit.read(data)
         try:
-            self._edits[edit.key] = (edit.name, self._read(edit.program))
+            self._edits[edit.key] = InstalledEdit(edit.name, *self._read(edit.program))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told to whoever installs the edit
             return msgspec.msgpack.encode(describe_error(error))
         return b""
@@ -52,8 +69,8 @@ class InstalledEdits:
             self._edits.pop(key, None)
         return str(len(self._edits)).encode()
 
-    def find(self, keys: Sequence[str] | None) -> dict[str, Program]:
-        """Return the programs of edits by their names, in order.
+    def find(self, keys: Sequence[str] | None) -> list[InstalledEdit]:
+        """Return edits by their keys, in order.
 
         Raises:
             EngineError: Our part of the engine core never saw the request, so nothing was decided for it.
@@ -70,4 +87,4 @@ class InstalledEdits:
             raise InvalidRequestError(
                 f"{len(gone)} of the edits that were chosen for the request are cleared; choose edits of model.edits"
             )
-        return dict(self._edits[key] for key in keys)
+        return [self._edits[key] for key in keys]

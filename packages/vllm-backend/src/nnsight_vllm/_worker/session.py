@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 
-from nnsight._interleave import BlockRun, Interleaver, RowScope
+from nnsight._interleave import Budget, Interleaver
 from nnsight._program.containers import own_copies
 from nnsight._trace.messages import decode_program
-from nnsight.errors import UnsupportedFeatureError
 from nnsight_vllm._mailbox import ANNOUNCEMENT, WAITS_FOR_RESULT
 from nnsight_vllm._worker.edits import InstalledEdits
 from nnsight_vllm._worker.outcomes import OutcomeWriter
+from nnsight_vllm._worker.share import Share
+from nnsight_vllm._worker.tokens import TokenScope
 from nnsight_vllm._worker.traced import Traced
 from nnsight_vllm._worker.tree import build_tree
 from nnsight_vllm.compat.records import missing_seams
@@ -25,8 +26,11 @@ from nnsight_vllm.compat.versions import installed_version
 
 if TYPE_CHECKING:
     from nnsight._envoy import ModelTree
+    from nnsight._interleave import BlockRun, RowScope
     from nnsight._program import Program
     from nnsight_vllm._mailbox import Postbox
+    from nnsight_vllm._worker.edits import InstalledEdit
+    from nnsight_vllm._worker.traced import Start
     from nnsight_vllm.compat.model_access import WorkerModel
     from nnsight_vllm.compat.seams import Arrival, Span
 
@@ -40,18 +44,24 @@ class WorkerSession:
         edits: The edits that this worker was sent.
     """
 
-    def __init__(self, model: WorkerModel, postbox: Postbox | None = None) -> None:
+    def __init__(
+        self, model: WorkerModel, postbox: Postbox | None = None, limits: Mapping[str, int | None] | None = None
+    ) -> None:
         """Serve the blocks of one worker.
 
         Args:
             model: The model that the worker holds.
             postbox: Leads to the caller's mailbox, where that can be reached.
+            limits: `step_budget` and `byte_budget` of each block; see `Budget`.
         """
         self._model = model
         self._postbox = postbox
+        self._limits = dict(limits or {})
+        self._masks: Mapping[str, Any] = {}
         self._requests: dict[str, Traced] = {}
+        self._edits_of: dict[str, list[InstalledEdit]] = {}
         self._finished: dict[str, Traced] = {}
-        self._current: list[tuple[Span, BlockRun]] = []
+        self._current: list[Share] = []
         self._interleaver: Interleaver | None = None
         self._cached_tree: ModelTree | None = None
         self._writer = OutcomeWriter(model)
@@ -75,33 +85,27 @@ class WorkerSession:
     def arrive(self, arrival: Arrival) -> bool:
         """Meet a request with blocks, and tell whether one of them must not see steps whose output is dropped."""
         own: Program | None = None
-        edits: dict[str, Program] = {}
+        edits: list[InstalledEdit] = []
+        budgets: dict[int, Budget] = {}
         error: BaseException | None = None
         try:
             edits = self.edits.find(arrival.edits)
-            own = None if arrival.program is None else self._read(arrival.program)
+            if arrival.program is not None:
+                own, budget = self._read(arrival.program)
+                budgets[id(own)] = budget
         except Exception as refusal:  # noqa: BLE001 - a program that cannot be read is that request's error
             error = refusal
-        traced = Traced.of(arrival.key, arrival.num_prompt_tokens, own, edits, self._start, error)
+        traced = Traced.of(arrival.key, arrival.num_prompt_tokens, own, edits, self._starting(edits, budgets), error)
         self._requests[arrival.request_id] = traced
+        self._edits_of[arrival.request_id] = edits
         return traced.counts_steps
-
-    def resume(self, request_id: str) -> None:
-        """See a preempted request come back, which blocks that tell steps apart cannot follow."""
-        traced = self._requests.get(request_id)
-        if traced is not None:
-            traced.fail(
-                lambda: UnsupportedFeatureError(
-                    "the request was preempted because the KV cache was full, and a block cannot follow a preempted "
-                    "request yet; give the engine more cache (gpu_memory_utilization) or run fewer requests at once"
-                )
-            )
 
     def depart(self, request_id: str) -> None:
         """See a request end: let the statements after its loops run, and keep its values until they are fetched."""
         traced = self._requests.pop(request_id, None)
         if traced is None:
             return
+        del self._edits_of[request_id]
         traced.blocks.end()
         if traced.key is None:
             _forget(traced)
@@ -121,30 +125,27 @@ class WorkerSession:
 
     def begin(self, spans: Sequence[Span], num_rows: int, num_requests: int) -> None:
         """Enter the forward of a step."""
-        self._current = []
+        self._current = [Share(part, span) for span in spans for part in self._requests[span.request_id].parts]
         scopes: dict[BlockRun, Any] = {}
         steps: dict[BlockRun, int] = {}
-        for span in spans:
-            traced = self._requests[span.request_id]
-            if span.partial:
-                traced.fail(
-                    lambda: UnsupportedFeatureError(
-                        "the prompt was split over several steps, so the block would see slices of it; leave "
-                        "enable_chunked_prefill at its default, or raise max_num_batched_tokens"
-                    )
-                )
-            scope = RowScope(span.start, span.stop, num_rows, alone=num_requests == 1)
-            for run in traced.blocks.runs:
-                if run.present:
-                    self._current.append((span, run))
-                    scopes[run] = scope
-                    steps[run] = traced.step_of(run, span)
+        for share in self._current:
+            share.enter(num_rows, alone=num_requests == 1)
+            for run, scope in share.scopes.items():
+                scopes[run] = scope
+                steps[run] = share.step
         self._hub.begin_step(scopes, steps)
+
+    def constrain(self, masks: Mapping[str, Any]) -> None:
+        """Note which tokens the grammars of requests allow in this step."""
+        self._masks = masks
 
     def offer(self, name: str, live: torch.Tensor) -> None:
         """Serve the logits or the sampled ids, one row per request."""
-        total = live.shape[0]
-        scopes = {run: RowScope(span.index, span.index + 1, total) for span, run in self._current}
+        scopes = {
+            run: self._token_scope(share, scope) if name == "samples" else scope
+            for share in self._current
+            for run, scope in share.value_scopes(live.shape[0]).items()
+        }
         if scopes:
             self._hub.offer(name, live, scopes)
 
@@ -152,6 +153,8 @@ class WorkerSession:
         """Leave the step and return the ids of requests whose block is over before its request."""
         if self._current:
             self._hub.end_step()
+            for share in self._current:
+                share.leave()
             self._current = []
         over = []
         for request_id, traced in self._requests.items():
@@ -227,18 +230,33 @@ class WorkerSession:
             self._interleaver = Interleaver(self._tree)
         return self._interleaver
 
+    def _token_scope(self, share: Share, scope: RowScope) -> TokenScope:
+        mask = self._masks.get(share.request_id)
+        return TokenScope(scope.start, scope.stop, scope.total, vocabulary=self._model.vocabulary, mask=mask)
+
     def _device_of(self, text: str) -> torch.device:
         """Put a client's GPU tensor on this rank's device."""
         return torch.device("cpu") if text == "cpu" else self._model.device
 
-    def _read(self, data: bytes) -> Program:
-        return decode_program(data, self._tree, self._device_of)
+    def _read(self, data: bytes) -> tuple[Program, Budget]:
+        budget = Budget(**self._limits)
+        return decode_program(data, self._tree, self._device_of, budget=budget), budget
 
-    def _start(self, program: Program) -> BlockRun:
-        # An edit was read once for all requests.
-        run = program.start(own_copies(program.values), grad=False, read_only=program.effects.read_only)
-        run.receipt.details.update(runner=self._model.runner_generation, vllm=installed_version() or "unknown")
-        return run
+    def _starting(self, edits: Sequence[InstalledEdit], budgets: Mapping[int, Budget]) -> Start:
+        """Return what starts programs, given the budgets of those that were read for one request alone."""
+        shared = {id(edit.program): edit.budget for edit in edits}
+
+        def start(program: Program) -> BlockRun:
+            budget, values = budgets.get(id(program)), program.values
+            if budget is None:
+                # An edit was read once for all requests: they share its count of steps, and each holds its own bytes.
+                budget, values = Budget(**self._limits), own_copies(values)
+                budget.steps = shared[id(program)].steps
+            run = program.start(values, grad=False, read_only=program.effects.read_only, budget=budget)
+            run.receipt.details.update(runner=self._model.runner_generation, vllm=installed_version() or "unknown")
+            return run
+
+        return start
 
     def _take(self, key: str) -> Traced | None:
         traced = self._finished.pop(key, None)
@@ -246,9 +264,10 @@ class WorkerSession:
             return traced
         for request_id, candidate in self._requests.items():
             if candidate.key == key:
-                rest = candidate.remainder(self._start)
+                edits = self._edits_of[request_id]
+                rest = candidate.remainder(edits, self._starting(edits, {}))
                 if rest is None:
-                    del self._requests[request_id]
+                    del self._requests[request_id], self._edits_of[request_id]
                 else:
                     self._requests[request_id] = rest
                 candidate.blocks.end()
@@ -262,8 +281,5 @@ def _forget(traced: Traced) -> None:
     for run in traced.blocks.runs:
         run.close()
     if failure is not None:
-        _log.warning("a request was ended by an error of an edit: %r; %s", failure, _notes(failure))
-
-
-def _notes(error: BaseException) -> str:
-    return "; ".join(getattr(error, "__notes__", ()))
+        notes = "; ".join(getattr(failure, "__notes__", ()))
+        _log.warning("a request was ended by an error of an edit: %r; %s", failure, notes)

@@ -1,19 +1,41 @@
-"""One request of a worker that blocks run beside."""
+"""One request of a worker, and the blocks that run beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from nnsight._interleave import RowLog
 from nnsight._trace import RequestBlocks
 
 if TYPE_CHECKING:
     from nnsight._interleave import BlockRun
     from nnsight._program import Program
-    from nnsight_vllm.compat.seams import Span
+    from nnsight_vllm._worker.edits import InstalledEdit
 
 Start = Callable[["Program"], "BlockRun"]
+
+
+@dataclass
+class TracedBlock:
+    """One block of a request.
+
+    Attributes:
+        program: What it runs.
+        run: The block, under way.
+        num_prompt_tokens: Length of the request's prompt.
+        uniform: Whether it changes every row alike and nothing else: it takes part in each forward, whatever is
+            computed there, and counts each as a step.
+        num_served: How many rows of the request it has been beside; rows that are computed again are not served again.
+            Of a uniform block, how many forwards.
+    """
+
+    program: Program
+    run: BlockRun
+    num_prompt_tokens: int
+    uniform: bool
+    num_served: int = 0
 
 
 @dataclass
@@ -24,17 +46,17 @@ class Traced:
         key: The client's id of it; None where nobody asks for what becomes of its blocks.
         num_prompt_tokens: Length of its prompt.
         blocks: Its blocks.
+        parts: What is kept of each of them, in their order.
         error: Why the program, or an edit, could not be read.
         ended: Whether the scheduler was told to end it.
-        num_forwards: How many forwards each of its uniform blocks has seen.
     """
 
     key: str | None
     num_prompt_tokens: int
     blocks: RequestBlocks
+    parts: list[TracedBlock] = field(default_factory=list)
     error: BaseException | None = None
     ended: bool = False
-    num_forwards: dict[BlockRun, int] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -42,7 +64,7 @@ class Traced:
         key: str | None,
         num_prompt_tokens: int,
         own: Program | None,
-        edits: dict[str, Program],
+        edits: Sequence[InstalledEdit],
         start: Start,
         error: BaseException | None = None,
     ) -> Traced:
@@ -52,16 +74,18 @@ class Traced:
             key: See above.
             num_prompt_tokens: See above.
             own: The request's own program.
-            edits: The programs of its edits, by name.
+            edits: Its edits.
             start: Makes a run of a program.
             error: See above.
         """
-        traced = cls(key, num_prompt_tokens, RequestBlocks(own, edits, start), error)
-        for block in traced.blocks.blocks:
+        blocks = RequestBlocks(own, {edit.name: edit.program for edit in edits}, start)
+        traced = cls(key, num_prompt_tokens, blocks, error=error)
+        for block in blocks.blocks:
             # What requests share of the prefix cache rests on it, so its source is not merely believed.
-            block.run.by_row = block.edit is not None and block.program.effects.every_row
-            if block.run.by_row:
-                traced.num_forwards[block.run] = 0
+            uniform = block.run.by_row = block.edit is not None and block.program.effects.every_row
+            if not uniform and not block.program.effects.read_only:
+                block.run.log = RowLog()
+            traced.parts.append(TracedBlock(block.program, block.run, num_prompt_tokens, uniform))
         return traced
 
     @property
@@ -77,34 +101,16 @@ class Traced:
     @property
     def counts_steps(self) -> bool:
         """Whether one of the blocks tells steps apart, and must not see one whose output is dropped."""
-        return len(self.num_forwards) < len(self.blocks.blocks)
+        return not all(part.uniform for part in self.parts)
 
-    def fail(self, error: Callable[[], BaseException]) -> None:
-        """Raise an error in the blocks that cannot go on, which uniform ones can whatever the engine computes."""
-        for run in self.blocks.runs:
-            if run not in self.num_forwards:
-                run.fail(error())
-
-    def step_of(self, run: BlockRun, span: Span) -> int:
-        """Return which step a forward is to a block.
-
-        Uniform blocks do the same in each, so they count every forward as a step: also parts of a prompt, and what is
-        computed again after the request was preempted.
-        """
-        seen = self.num_forwards.get(run)
-        if seen is None:
-            return span.step
-        self.num_forwards[run] = seen + 1
-        return seen
-
-    def remainder(self, start: Start) -> Traced | None:
+    def remainder(self, edits: Sequence[InstalledEdit], start: Start) -> Traced | None:
         """Return what stays of a request that its client has let go of while it may still run.
 
         What it computes is found by others in the prefix cache, so its uniform blocks stay; None where it has none.
+
+        Args:
+            edits: Its edits.
+            start: Makes a run of a program.
         """
-        uniform = {
-            block.edit: block.program
-            for block in self.blocks.blocks
-            if block.edit is not None and block.run in self.num_forwards
-        }
+        uniform = [edit for edit in edits if edit.program.effects.every_row]
         return Traced.of(None, self.num_prompt_tokens, None, uniform, start) if uniform else None

@@ -40,7 +40,10 @@ def wrap_preprocess_add_request(preprocess_add_request: Any) -> Any:
             return preprocess_add_request(self, request)
         if options_of(self.vllm_config) is None:
             return preprocess_add_request(self, request)
-        return _admission_of(self).admit(request, ours or {}, lambda: preprocess_add_request(self, request))
+        splits = _splits(self.vllm_config.scheduler_config, request)
+        return _admission_of(self).admit(
+            request, ours or {}, lambda: preprocess_add_request(self, request), splits=splits
+        )
 
     return traced_preprocess_add_request
 
@@ -68,6 +71,12 @@ def wrap_collective_rpc(collective_rpc: Any) -> Any:
         return replies
 
     return traced_collective_rpc
+
+
+def _splits(scheduler_config: Any, request: Any) -> bool:
+    # A prompt that no step has room for would wait for one forever; its blocks are told of the parts instead.
+    fits = len(request.prompt_token_ids or ()) <= scheduler_config.max_num_batched_tokens
+    return bool(scheduler_config.enable_chunked_prefill) and fits
 
 
 def _admission_of(core: Any) -> Admission:
@@ -105,21 +114,23 @@ class Admission:
                 del self._users[key]
         return unused
 
-    def admit(self, request: Any, ours: dict[str, Any], add: Any) -> Any:
+    def admit(self, request: Any, ours: dict[str, Any], add: Any, *, splits: bool) -> Any:
         """Add a request with what was decided for it.
 
         Args:
             request: vLLM's own request, as it came.
             ours: What it brought for us.
             add: Goes on with it, and returns the request of the scheduler with something else.
+            splits: Whether its prompt might be computed in several steps, and could be computed in one.
         """
         with self._lock:
             chosen = ours.get("edits")
             keys = list(self.installed) if chosen is None else list(chosen)
             edits = [self.installed[key] for key in keys if key in self.installed]
             params = copy.copy(request.sampling_params)
+            whole = bool(ours.get("whole")) or (splits and any(edit.whole for edit in edits))
             # Requests may share their parameters.
-            params.extra_args = {**(params.extra_args or {}), KEY: {**ours, "edits": keys}}
+            params.extra_args = {**(params.extra_args or {}), KEY: {**ours, "edits": keys, "whole": whole}}
             traced = "program" in ours
             # An edit that was chosen and is gone ends the request, wherever that gets.
             free = len(edits) < len(keys) or (traced and ours.get("writes", True))

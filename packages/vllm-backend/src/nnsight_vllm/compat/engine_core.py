@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from nnsight_vllm.compat.runners import ended_requests
+from nnsight_vllm.compat.interrupts import outlive_interrupts
+from nnsight_vllm.compat.runners import STOP_REASON, ended_requests
 from nnsight_vllm.compat.switch import options_of
+from nnsight_vllm.compat.whole_prompts import WholePrompts
 
 
 def wrap_get_scheduler_cls(get_scheduler_cls: Any) -> Any:
@@ -28,7 +30,7 @@ def traced_scheduler(base: type) -> type:
     if getattr(base, "nnsight_traced", False):
         return base
 
-    class TracedScheduler(base):
+    class TracedScheduler(WholePrompts, base):
         """Ends a request when the runner says that its block is over, whatever `ignore_eos` and `min_tokens` say."""
 
         nnsight_traced = True
@@ -39,6 +41,11 @@ def traced_scheduler(base: type) -> type:
             return super().__new__(cls) if options_of(config) is not None else base(*args, **kwargs)
 
         nnsight_ended: frozenset[str] = frozenset()
+
+        def add_request(self, *args: Any, **kwargs: Any) -> Any:
+            # The engine core sets its handlers after it has built its scheduler.
+            outlive_interrupts()
+            return super().add_request(*args, **kwargs)
 
         def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
             self.nnsight_ended = ended_requests(model_runner_output)
@@ -51,7 +58,7 @@ def traced_scheduler(base: type) -> type:
 
                 # Not FINISHED_STOPPED: the detokenizer would take the last token for a stop token and drop its text.
                 request.status = RequestStatus.FINISHED_LENGTH_CAPPED
-                request.stop_reason = "nnsight:stop"
+                request.stop_reason = STOP_REASON
                 stopped = True
             return tokens, stopped
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -62,7 +63,45 @@ def build_meta_tree(repo: str, keywords: Mapping[str, Any]) -> nn.Module:
             torch.device("meta"),
         ):
             module: nn.Module = initialize_model(config)
+            if config.lora_config is not None:
+                _wrap_for_adapters(module, config)
     return module.eval()
+
+
+def _wrap_for_adapters(module: nn.Module, config: Any) -> None:
+    """Wrap those layers that a worker wraps when adapters are enabled, so that paths and ops are the same there.
+
+    Source:
+        vLLM 0.27.1, lora/model_manager.py, LoRAModelManager, which also loads and chooses adapters
+    """
+    from vllm.lora import model_manager
+
+    wrap = model_manager.from_layer
+
+    def wrap_if_possible(layer: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        try:
+            return wrap(layer, *args, **kwargs)
+        except AssertionError:
+            # Experts are asked for their kernel, which is chosen when they have weights.
+            return layer
+
+    scheduler = config.scheduler_config
+    with (
+        # What applies adapters to rows is needed in a forward alone.
+        mock.patch.object(model_manager, "get_punica_wrapper", return_value=object()),
+        mock.patch.object(model_manager, "from_layer", wrap_if_possible),
+    ):
+        model_manager.LoRAModelManager(
+            model=module,
+            max_num_seqs=scheduler.max_num_seqs,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            vocab_size=config.model_config.get_vocab_size(),
+            lora_config=config.lora_config,
+            device=torch.device("meta"),
+            vllm_config=config,
+        )
+    # The manager leads back to the module, and would keep both.
+    del module.lora_manager
 
 
 @contextlib.contextmanager

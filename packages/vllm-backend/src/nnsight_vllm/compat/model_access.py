@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import nn
 
 from nnsight.errors import UnsupportedFeatureError
+
+# A device that the engine has for itself still holds so much of a block's values.
+_LEAST_BYTES: Final = 1 << 30
 
 
 class WorkerModel:
@@ -64,6 +68,19 @@ class WorkerModel:
         return parallel.distributed_executor_backend in (None, "uni", "mp") and getattr(parallel, "nnodes", 1) == 1
 
     @property
+    def vocabulary(self) -> int:
+        """How many token ids the model knows."""
+        return int(self._config.model_config.get_vocab_size())
+
+    @property
+    def spare_bytes(self) -> int:
+        """How many bytes of this rank's device the engine leaves to others, or a quarter of the memory of a host."""
+        if self.device.type == "cuda":
+            total = int(torch.cuda.get_device_properties(self.device).total_memory)
+            return max(int(total * (1.0 - float(self._config.cache_config.gpu_memory_utilization))), _LEAST_BYTES)
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+
+    @property
     def tensor_parallel_size(self) -> int:
         """How many ranks share each layer."""
         return int(self._config.parallel_config.tensor_parallel_size)
@@ -88,6 +105,12 @@ def call_ad_hoc(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
+    if _has_adapters(module):
+        raise UnsupportedFeatureError(
+            f"{type(module).__name__} holds layers that adapters change, and vLLM tells by the row of the batch which "
+            "adapter changes what, so it cannot be called ad hoc; call the base_layer of each such layer, which no "
+            "adapter changes, or the parts that hold none"
+        )
     if keeps_state(module):
         raise UnsupportedFeatureError(
             f"{type(module).__name__} writes the keys and values of the running request when it is called, so it "
@@ -100,6 +123,24 @@ def call_ad_hoc(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         if isinstance(module, VocabParallelEmbedding) and own and own[0].is_floating_point():
             return _logits(module, *own, **named)
         return module(*own, **named)
+
+
+def _has_adapters(module: nn.Module) -> bool:
+    """Tell whether a module is, or holds, a layer that was wrapped because the engine takes adapters."""
+    from vllm.lora.layers import BaseLayerWithLoRA
+
+    return any(isinstance(part, BaseLayerWithLoRA) for part in module.modules())
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """Return a layer without what was wrapped around it because the engine takes adapters."""
+    from vllm.lora.layers import BaseLayerWithLoRA
+
+    if isinstance(module, BaseLayerWithLoRA):
+        base = module.base_layer
+        assert isinstance(base, nn.Module)
+        return base
+    return module
 
 
 def keeps_state(module: nn.Module) -> bool:
@@ -132,16 +173,16 @@ def sharded_sides(root: nn.Module) -> dict[str, frozenset[str]]:
     both = frozenset({"input", "inputs", "output"})
     for path, parent in root.named_modules(remove_duplicate=False):
         children = list(parent.named_children())
-        if not any(isinstance(child, ColumnParallelLinear) for _, child in children):
+        if not any(isinstance(_unwrapped(child), ColumnParallelLinear) for _, child in children):
             continue
         for name, child in children:
-            sides = both
-            if isinstance(child, ReplicatedLinear):
+            sides, layer = both, _unwrapped(child)
+            if isinstance(layer, ReplicatedLinear):
                 continue
-            if isinstance(child, ColumnParallelLinear):
+            if isinstance(layer, ColumnParallelLinear):
                 sides = frozenset({"output"})
-            elif isinstance(child, RowParallelLinear):
-                sides = frozenset({"input", "inputs"}) if child.reduce_results else both
+            elif isinstance(layer, RowParallelLinear):
+                sides = frozenset({"input", "inputs"}) if layer.reduce_results else both
             full = f"{path}.{name}" if path else name
             for below, _ in child.named_modules(prefix=full):
                 sharded[below] = sides if below == full else both

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache
@@ -66,6 +67,42 @@ def generate(llm: Any, prompts: Sequence[Any], params: Sequence[Any], **keywords
     """Run requests to their ends and return their outputs in order."""
     outputs: list[Any] = llm.generate(list(prompts), list(params), use_tqdm=False, **keywords)
     return outputs
+
+
+class Completions:
+    """The completions of one streamed request: each output carries those that went on, the finished one all of them.
+
+    vLLM's own finished output of a request with several sequences has only what the others have not had yet.
+
+    Source:
+        vLLM 0.27.1, v1/engine/parallel_sampling.py, ParentRequest.get_outputs
+    """
+
+    def __init__(self, params: Any) -> None:
+        """Follow a request with these sampling parameters."""
+        self._several = params.n > 1
+        self._pieces = params.output_kind.name == "DELTA"
+        self._latest: dict[int, Any] = {}
+
+    def note(self, output: Any) -> None:
+        """Note the completions of an output; where it is the finished one, give it those that it lacks."""
+        if not self._several:
+            return
+        arrived = {completion.index for completion in output.outputs}
+        self._latest |= {completion.index: completion for completion in output.outputs}
+        if output.finished:
+            complete = [
+                self._again(completion) if index not in arrived else completion
+                for index, completion in sorted(self._latest.items())
+            ]
+            output.outputs[:] = complete
+
+    def _again(self, completion: Any) -> Any:
+        """Return a completion that an earlier output carried, with nothing new where outputs carry what is new."""
+        if not self._pieces:
+            return completion
+        logprobs: list[Any] | None = None if completion.logprobs is None else []
+        return dataclasses.replace(completion, text="", token_ids=[], logprobs=logprobs)
 
 
 def abort_all(llm: Any) -> None:

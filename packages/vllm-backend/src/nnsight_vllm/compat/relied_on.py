@@ -119,9 +119,12 @@ _GROUPS = "vllm.distributed.parallel_state"
 
 NAMES: tuple[Name, ...] = (
     # Configuration
-    *_members("vllm.config.vllm:VllmConfig", "additional_config model_config parallel_config scheduler_config"),
+    *_members(
+        "vllm.config.vllm:VllmConfig", "additional_config cache_config model_config parallel_config scheduler_config"
+    ),
     *_members("vllm.config.scheduler:SchedulerConfig", "async_scheduling"),
     *_members("vllm.config.model:ModelConfig", "dtype max_model_len"),
+    *_members("vllm.config.cache:CacheConfig", "gpu_memory_utilization"),
     *_members(
         "vllm.config.parallel:ParallelConfig", "distributed_executor_backend nnodes tensor_parallel_size world_size"
     ),
@@ -135,9 +138,10 @@ NAMES: tuple[Name, ...] = (
     Name("vllm.v1.engine.llm_engine:LLMEngine.abort_request", ("request_ids", "internal")),
     Name("vllm.v1.engine.output_processor:OutputProcessor.request_states"),
     Name("vllm.v1.engine.core_client:SyncMPClient.shutdown", ("timeout",)),
-    *_members("vllm.v1.engine.core_client:SyncMPClient", "output_queue_thread"),
+    *_members("vllm.v1.engine.core_client:SyncMPClient", "output_queue_thread outputs_queue utility_results"),
     *_members("vllm.v1.engine.core_client:MPClient", "ctx resources"),
-    *_members("vllm.v1.engine.core_client:BackgroundResources", "ctx"),
+    *_members("vllm.v1.engine.core_client:BackgroundResources", "ctx engine_manager"),
+    Name("vllm.v1.engine.utils:CoreEngineProcManager.processes"),
     Name("vllm:AsyncEngineArgs", ("model",)),
     Name("vllm.v1.engine.async_llm:AsyncLLM"),
     Name("vllm.v1.engine.async_llm:AsyncLLM.from_engine_args", ("engine_args",)),
@@ -152,8 +156,14 @@ NAMES: tuple[Name, ...] = (
     Name("vllm.v1.engine.exceptions:EngineDeadError"),
     Name("vllm:SamplingParams"),
     *_members(
-        "vllm:SamplingParams", "extra_args skip_reading_prefix_cache stop_token_ids ignore_eos all_stop_token_ids"
+        "vllm:SamplingParams",
+        "extra_args skip_reading_prefix_cache stop_token_ids ignore_eos all_stop_token_ids n output_kind",
     ),
+    Name("vllm.sampling_params:RequestOutputKind.DELTA"),
+    *_members("vllm.outputs:RequestOutput", "outputs finished"),
+    *_members("vllm.outputs:CompletionOutput", "index text token_ids logprobs finish_reason"),
+    Name("vllm.v1.engine.parallel_sampling:ParentRequest.get_child_info", ("index",)),
+    Name("vllm.v1.engine.parallel_sampling:ParentRequest.get_outputs"),
     Name("vllm.tokenizers:get_tokenizer", ("trust_remote_code",)),
     Name("vllm.tokenizers:cached_tokenizer_from_config", ("model_config",)),
     # The module tree without weights
@@ -170,7 +180,16 @@ NAMES: tuple[Name, ...] = (
         f"{_GROUPS}:GroupCoordinator",
         "world_size rank rank_in_group local_rank ranks is_first_rank is_last_rank first_rank last_rank",
     ),
+    *_members("vllm.config.vllm:VllmConfig", "lora_config"),
+    *_members("vllm.config.scheduler:SchedulerConfig", "max_num_seqs"),
+    Name(
+        "vllm.lora.model_manager:LoRAModelManager",
+        ("model", "max_num_seqs", "max_num_batched_tokens", "vocab_size", "lora_config", "device", "vllm_config"),
+    ),
+    Name("vllm.lora:model_manager"),
+    *(Name(f"vllm.lora.model_manager:{name}") for name in ("get_punica_wrapper", "from_layer")),
     # The model in a worker
+    Name("vllm.lora.layers:BaseLayerWithLoRA"),
     Name("vllm.distributed:tensor_model_parallel_all_gather"),
     Name("vllm.model_executor.layers.logits_processor:LogitsProcessor._get_logits", ("hidden_states", "lm_head")),
     Name(_EMBEDDING),
@@ -180,7 +199,7 @@ NAMES: tuple[Name, ...] = (
     Name("vllm.model_executor.layers.attention.attention:Attention.kv_cache"),
     # The engine core
     *_members("vllm.v1.engine.core:EngineCore", "vllm_config"),
-    *_members("vllm.v1.engine:EngineCoreRequest", "sampling_params cache_salt"),
+    *_members("vllm.v1.engine:EngineCoreRequest", "sampling_params cache_salt prompt_token_ids"),
     # Workers
     *_members("vllm.v1.worker.worker_base:WorkerWrapperBase", "vllm_config worker"),
     *_members("vllm.v1.worker.gpu_worker:Worker", "model_runner rank"),
@@ -188,16 +207,26 @@ NAMES: tuple[Name, ...] = (
     Name(_SCHEDULER, ("vllm_config",)),
     Name(f"{_SCHEDULER}.update_from_output", ("self", "scheduler_output", "model_runner_output")),
     Name(f"{_SCHEDULER}._update_request_with_output", ("self", "request", "new_token_ids")),
-    *_members("vllm.v1.request:Request", "request_id status stop_reason"),
+    Name(f"{_SCHEDULER}.add_request", ("self", "request")),
+    Name(f"{_SCHEDULER}.schedule", ("self",)),
+    *_members(_SCHEDULER, "running kv_cache_manager scheduler_config max_num_scheduled_tokens max_num_running_reqs"),
+    *_members("vllm.config.scheduler:SchedulerConfig", "long_prefill_token_threshold"),
+    Name("vllm.v1.core.kv_cache_manager:KVCacheManager.allocate_slots", ("self", "request", "num_new_tokens")),
+    *_members("vllm.v1.request:Request", "request_id status stop_reason sampling_params is_finished"),
+    *_members(
+        "vllm.v1.request:Request",
+        "num_tokens num_tokens_with_spec num_output_tokens num_output_placeholders num_computed_tokens",
+    ),
+    Name("vllm.v1.request:RequestStatus.RUNNING"),
     Name("vllm.v1.request:RequestStatus"),
     Name("vllm.v1.request:RequestStatus.FINISHED_LENGTH_CAPPED"),
     Name("vllm.v1.core.sched.utils:check_stop"),
     # What the scheduler tells a runner
     *_members(
         f"{_OUTPUT}:SchedulerOutput",
-        "scheduled_new_reqs scheduled_cached_reqs num_scheduled_tokens finished_req_ids",
+        "scheduled_new_reqs num_scheduled_tokens finished_req_ids",
     ),
-    *_members(f"{_OUTPUT}:CachedRequestData", "resumed_req_ids"),
+    *_members(f"{_OUTPUT}:GrammarOutput", "structured_output_request_ids grammar_bitmask"),
     *_members(f"{_OUTPUT}:NewRequestData", "req_id prompt_token_ids sampling_params"),
     # The V1 runner
     Name(f"{_RUNNER_V1}._update_states", ("self", "scheduler_output"), "V1"),
@@ -211,7 +240,8 @@ NAMES: tuple[Name, ...] = (
     *_members(
         "vllm.v1.worker.gpu_input_batch:CachedRequestState", "num_computed_tokens num_prompt_tokens", runner="V1"
     ),
-    *_members("vllm.v1.outputs:SamplerOutput", "sampled_token_ids", runner="V1"),
+    *_members(_RUNNER_V1, "sampler", runner="V1"),
+    Name("vllm.v1.sample.sampler:Sampler.sample", ("self", "logits"), "V1"),
     Name("vllm.v1.outputs:AsyncModelRunnerOutput.get_output", ("self",)),
     *_members(
         "vllm.v1.worker.gpu_model_runner:AsyncGPUModelRunnerOutput",
@@ -224,12 +254,12 @@ NAMES: tuple[Name, ...] = (
     Name(f"{_RUNNER_V2}.prepare_inputs", ("self", "scheduler_output"), "V2"),
     Name(f"{_RUNNER_V2}.sample", ("self", "hidden_states", "input_batch", "grammar_output"), "V2"),
     Name(f"{_RUNNER_V2}.sample_tokens", ("self", "grammar_output"), "V2"),
-    *_members(_RUNNER_V2, "get_model device model", runner="V2"),
+    *_members(_RUNNER_V2, "get_model device model sampler", runner="V2"),
+    Name("vllm.v1.worker.gpu.sample.sampler:Sampler.sample", ("self", "logits"), "V2"),
     *_members(
         "vllm.v1.worker.gpu.input_batch:InputBatch",
         "req_ids num_tokens_after_padding query_start_loc_np num_computed_tokens_np",
         runner="V2",
     ),
     *_members("vllm.v1.worker.gpu.async_utils:AsyncOutput", "copy_event sampled_token_ids", runner="V2"),
-    *_members("vllm.v1.worker.gpu.sample.output:SamplerOutput", "sampled_token_ids", runner="V2"),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nnsight_vllm.compat.runners import TracedRunner, step_of
+from nnsight_vllm.compat.runners import TracedRunner
 from nnsight_vllm.compat.seams import Span
 
 
@@ -23,8 +23,6 @@ class RunnerV1(TracedRunner):
         self.nnsight_scheduled = scheduler_output
         if self.nnsight_listener.active:
             self.nnsight_leave(scheduler_output.finished_req_ids)
-            for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
-                self.nnsight_listener.resume(request_id)
         for request in scheduler_output.scheduled_new_reqs:
             self.nnsight_meet(request)
         return super()._update_states(scheduler_output)  # type: ignore[misc]
@@ -44,10 +42,10 @@ class RunnerV1(TracedRunner):
         return output
 
     def _sample(self, *args: Any, **kwargs: Any) -> Any:
-        output = super()._sample(*args, **kwargs)  # type: ignore[misc]
-        if self.nnsight_listener.active:
-            self.nnsight_offer_samples(output.sampled_token_ids)
-        return output
+        if not self.nnsight_listener.active:
+            return super()._sample(*args, **kwargs)  # type: ignore[misc]
+        with self.nnsight_samples_offered():
+            return super()._sample(*args, **kwargs)  # type: ignore[misc]
 
     def nnsight_host_copy(self, output: Any) -> tuple[Any, Any]:
         return output.async_copy_ready_event, output.sampled_token_ids_cpu
@@ -62,9 +60,6 @@ class RunnerV1(TracedRunner):
             stop = start + scheduled[request_id]
             if knows(request_id):
                 state = self.requests[request_id]  # type: ignore[attr-defined]
-                end = state.num_computed_tokens + scheduled[request_id]
-                step = step_of(end, state.num_prompt_tokens)
-                partial = end < state.num_prompt_tokens
-                spans.append(Span(request_id, index, start, stop, step, partial))
+                spans.append(Span(request_id, index, start, stop, position=state.num_computed_tokens))
             start = stop
         return spans

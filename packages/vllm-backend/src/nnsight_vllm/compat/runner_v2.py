@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from nnsight_vllm.compat.runners import TracedRunner, step_of
+from nnsight_vllm.compat.runners import TracedRunner
 from nnsight_vllm.compat.seams import Span
 
 
@@ -42,10 +42,8 @@ class RunnerV2(TracedRunner):
     def sample(self, *args: Any, **kwargs: Any) -> Any:
         if not self.nnsight_listener.active:
             return super().sample(*args, **kwargs)  # type: ignore[misc]
-        with self._nnsight_logits_offered():
-            output = super().sample(*args, **kwargs)  # type: ignore[misc]
-        self.nnsight_offer_samples(output[0].sampled_token_ids)
-        return output
+        with self._nnsight_logits_offered(), self.nnsight_samples_offered():
+            return super().sample(*args, **kwargs)  # type: ignore[misc]
 
     def nnsight_host_copy(self, output: Any) -> tuple[Any, Any]:
         return output.copy_event, output.sampled_token_ids
@@ -79,11 +77,6 @@ class RunnerV2(TracedRunner):
         for index, request_id in enumerate(batch.req_ids):
             if listener.knows(request_id):
                 start, stop = int(starts[index]), int(starts[index + 1])
-                end = int(batch.num_computed_tokens_np[index]) + stop - start
-                num_prompt_tokens = listener.num_prompt_tokens(request_id)
-                spans.append(
-                    Span(
-                        request_id, index, start, stop, step_of(end, num_prompt_tokens), partial=end < num_prompt_tokens
-                    )
-                )
+                position = int(batch.num_computed_tokens_np[index])
+                spans.append(Span(request_id, index, start, stop, position))
         return spans

@@ -6,15 +6,18 @@ caller's own are all served.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from nnsight_vllm.compat.requests import arrival_of, stop_tokens_of
+from nnsight_vllm.compat.requests import arrival_of, masks_of, stop_tokens_of
 
 if TYPE_CHECKING:
     from nnsight_vllm.compat.seams import Span, StepListener
 
 ENDED: Final = "nnsight_ended"
+# Why a request ended that its block ended, as vLLM's outputs say it.
+STOP_REASON: Final = "nnsight:stop"
 
 
 class TracedRunner:
@@ -35,6 +38,9 @@ class TracedRunner:
     nnsight_in_flight: Any
 
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
+        if self.nnsight_listener.active:
+            grammar = kwargs["grammar_output"] if "grammar_output" in kwargs else args[0]
+            self.nnsight_listener.constrain(masks_of(grammar))
         output = super().sample_tokens(*args, **kwargs)  # type: ignore[misc]
         return self.nnsight_finish(output) if self.nnsight_listener.active else output
 
@@ -42,7 +48,6 @@ class TracedRunner:
         """See a request come into the batch, for the first time or after it was preempted."""
         listener = self.nnsight_listener
         if listener.knows(request.req_id):
-            listener.resume(request.req_id)
             return
         arrival = arrival_of(request)
         if arrival is not None and listener.arrive(arrival):
@@ -56,14 +61,34 @@ class TracedRunner:
 
     def nnsight_begin(self, request_ids: Sequence[str], spans: Sequence[Span], num_rows: int) -> None:
         """Enter a forward with the rows of the traced requests, `num_rows` of the batch in all."""
-        real = [span for span in spans if not (span.step > 0 and self._nnsight_is_phantom(span.request_id))]
+        real = [span for span in spans if not self._nnsight_is_phantom(span)]
         if real:
             self.nnsight_listener.begin(real, num_rows, len(request_ids))
         self.nnsight_rows = {request_id: row for row, request_id in enumerate(request_ids)}
 
-    def nnsight_offer_samples(self, sampled: Any) -> None:
-        """Serve the sampled ids, [requests, 1] on the device, from where the next step takes them."""
-        self.nnsight_listener.offer("samples", sampled.view(-1) if sampled.shape[-1] == 1 else sampled)
+    @contextlib.contextmanager
+    def nnsight_samples_offered(self) -> Iterator[None]:
+        """Serve the sampled ids, [requests] on the device, where the sampler chooses them.
+
+        That is before it looks up their logprobs, so that those of a token which a block chose are the token's own, and
+        before the next step takes them.
+
+        Source:
+            vLLM 0.27.1, v1/sample/sampler.py and v1/worker/gpu/sample/sampler.py, Sampler.sample
+        """
+        sampler: Any = self.sampler  # type: ignore[attr-defined]
+        sample = sampler.sample
+
+        def offering(*args: Any, **kwargs: Any) -> Any:
+            sampled, processed = sample(*args, **kwargs)
+            self.nnsight_listener.offer("samples", sampled.view(-1))
+            return sampled, processed
+
+        sampler.sample = offering
+        try:
+            yield
+        finally:
+            del sampler.sample
 
     def nnsight_finish(self, output: Any) -> Any:
         """Leave the step; what ended in it rides on the runner's output to the scheduler."""
@@ -81,17 +106,20 @@ class TracedRunner:
         config: Any = self.vllm_config  # type: ignore[attr-defined]
         return bool(config.scheduler_config.async_scheduling)
 
-    def _nnsight_is_phantom(self, request_id: str) -> bool:
+    def _nnsight_is_phantom(self, span: Span) -> bool:
         """Tell whether the request had sampled its stop token when this step was scheduled.
 
         Under asynchronous scheduling a step is scheduled before the scheduler has seen the last token; the output of
         such a step is dropped. Only requests with stop tokens are looked at, since that waits for the copy of the ids
         which the step before began; the device itself is not waited for.
         """
+        request_id = span.request_id
         stops = self.nnsight_stops.get(request_id)
         output, row = self.nnsight_in_flight, self.nnsight_rows.get(request_id)
         if not stops or output is None or row is None or not hasattr(output, "get_output"):
             return False
+        if span.position < self.nnsight_listener.num_prompt_tokens(request_id):
+            return False  # the step before sampled nothing that counts
         event, ids = self.nnsight_host_copy(output)
         event.synchronize()
         return int(ids[row, -1]) in stops
@@ -149,8 +177,3 @@ def ended_requests(output: Any) -> frozenset[str]:
     """Return the ids that ride on a runner's output."""
     ended: Sequence[str] = getattr(output, ENDED, None) or ()
     return frozenset(ended)
-
-
-def step_of(end: int, num_prompt_tokens: int) -> int:
-    """Return which step of a request computes up to position `end`; the prompt is step 0."""
-    return max(end - num_prompt_tokens, 0)

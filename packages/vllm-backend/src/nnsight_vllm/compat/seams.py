@@ -5,9 +5,9 @@ Each model runner of vLLM is adapted to these by a module of its own (`runner_v1
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -41,16 +41,19 @@ class Span:
         index: Position of the request in the batch, which is its row of the logits.
         start: Its first row.
         stop: One past its last row.
-        step: Which step of the request this is, by absolute position; the prompt is step 0.
-        partial: Whether the step computes only a part of the prompt.
+        position: Absolute position of its first row in the request, the prompt's first being 0.
     """
 
     request_id: str
     index: int
     start: int
     stop: int
-    step: int
-    partial: bool
+    position: int
+
+    @property
+    def end(self) -> int:
+        """One past the absolute position of its last row."""
+        return self.position + self.stop - self.start
 
 
 class StepListener(Protocol):
@@ -63,9 +66,6 @@ class StepListener(Protocol):
     def arrive(self, arrival: Arrival) -> bool:
         """Meet a request with blocks, and tell whether one of them must not see steps whose output is dropped."""
 
-    def resume(self, request_id: str) -> None:
-        """See a preempted request come back."""
-
     def depart(self, request_id: str) -> None:
         """See a request end."""
 
@@ -77,6 +77,13 @@ class StepListener(Protocol):
 
     def begin(self, spans: Sequence[Span], num_rows: int, num_requests: int) -> None:
         """Enter the forward of a step; `num_rows` counts padding."""
+
+    def constrain(self, masks: Mapping[str, Any]) -> None:
+        """Hear which tokens the grammars of requests allow in this step.
+
+        Args:
+            masks: By request id, one bit for each token, 32 to a word.
+        """
 
     def offer(self, name: str, live: torch.Tensor) -> None:
         """Serve `logits` [requests, vocabulary] or `samples` [requests], which change in place."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 KEY = "nnsight"
+# A byte budget of as much as the engine leaves of its device.
+SPARE: Final = "spare"
+# How much a block may run in each step and hold, where the operator says nothing.
+DEFAULT_BUDGETS: Final[Mapping[str, Any]] = {"step_budget": 10_000_000, "byte_budget": SPARE}
 
 
 def options_of(vllm_config: Any) -> dict[str, Any] | None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from nnsight_vllm._mailbox import ADDRESS_VARIABLE, Postbox, is_own
+from nnsight_vllm.compat.interrupts import outlive_interrupts
 from nnsight_vllm.compat.runners import adapt_runner
-from nnsight_vllm.compat.switch import options_of
+from nnsight_vllm.compat.switch import DEFAULT_BUDGETS, SPARE, options_of
 
 if TYPE_CHECKING:
     from nnsight_vllm._worker.session import WorkerSession
@@ -23,14 +25,20 @@ def wrap_init_device(init_device: Any) -> Any:
         result = init_device(self)
         options = options_of(self.vllm_config)
         if options is not None:
-            install_session(self.worker, self.vllm_config)
+            outlive_interrupts()
+            install_session(self.worker, self.vllm_config, options)
         return result
 
     return traced_init_device
 
 
-def install_session(worker: Any, vllm_config: Any) -> WorkerSession:
+def install_session(worker: Any, vllm_config: Any, options: Mapping[str, Any]) -> WorkerSession:
     """Give a worker its session, and make its runner report to it.
+
+    Args:
+        worker: vLLM's worker.
+        vllm_config: The configuration of its engine.
+        options: What the engine's operator asked of us.
 
     Raises:
         EngineError: The runner is none that we know.
@@ -40,7 +48,7 @@ def install_session(worker: Any, vllm_config: Any) -> WorkerSession:
 
     runner = worker.model_runner
     model = WorkerModel(runner, vllm_config, worker.rank)
-    session = WorkerSession(model, _postbox(model))
+    session = WorkerSession(model, _postbox(model), limits_of(options, model))
     adapt_runner(runner, session)
     session.announce()
     worker.nnsight_handshake = session.handshake
@@ -49,6 +57,14 @@ def install_session(worker: Any, vllm_config: Any) -> WorkerSession:
     worker.nnsight_install = session.edits.install
     worker.nnsight_uninstall = session.edits.forget
     return session
+
+
+def limits_of(options: Mapping[str, Any], model: WorkerModel) -> dict[str, int | None]:
+    """Return the budgets of a block, which are the same on every rank of equal devices."""
+    limits = {name: options.get(name, default) for name, default in DEFAULT_BUDGETS.items()}
+    if limits["byte_budget"] == SPARE:
+        limits["byte_budget"] = model.spare_bytes
+    return limits
 
 
 def _postbox(model: WorkerModel) -> Postbox | None:

@@ -1,0 +1,47 @@
+"""What a call is given and returns, as a block reads and assigns it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nnsight._interleave.run import current_run
+
+if TYPE_CHECKING:
+    from nnsight._interleave.location import Location
+
+
+class _Located(Protocol):
+    def _location(self, side: str) -> Location: ...
+
+
+class Sides:
+    """The output and the inputs of a module or of an op, which says where each of them is with `_location`."""
+
+    __slots__ = ()
+
+    @property
+    def output(self: _Located) -> Any:
+        """What the call returns, or the assignment assigns, as the block's own copy."""
+        return current_run().read(self._location("output"))
+
+    @output.setter
+    def output(self: _Located, value: object) -> None:
+        current_run().write(self._location("output"), value)
+
+    @property
+    def input(self: _Located) -> Any:
+        """The call's first argument, as the block's own copy."""
+        return current_run().read(self._location("input"))
+
+    @input.setter
+    def input(self: _Located, value: object) -> None:
+        current_run().write(self._location("input"), value)
+
+    @property
+    def inputs(self: _Located) -> Any:
+        """All arguments of the call, as `(positional, keywords)`."""
+        return current_run().read(self._location("inputs"))
+
+    @inputs.setter
+    def inputs(self: _Located, value: object) -> None:
+        current_run().write(self._location("inputs"), value)

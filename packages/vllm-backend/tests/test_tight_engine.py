@@ -1,0 +1,197 @@
+"""An engine that is short of cache, and of room in a step: prompts are split, and requests preempted.
+
+Whatever happens to a request, it gives what it gives when nothing disturbs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from engine_runners import TOLERANCE, EngineRunner
+from nnsight.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from hf_reference import HFReference
+
+pytestmark = pytest.mark.slow
+
+STEPS = 40
+HIDDEN = 128
+BUDGET = 96
+
+
+def words(count: int, first: int) -> str:
+    """Return a prompt of so many tokens."""
+    return " ".join(f"w{(first + 7 * index) % 400}" for index in range(count))
+
+
+PROMPTS = (words(80, 1), words(80, 2))
+LONG = words(110, 3)
+KEYWORDS = {"temperature": 0.0, "max_tokens": STEPS, "ignore_eos": True}
+SHORT = {"temperature": 0.0, "max_tokens": 3, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def tight(tiny_qwen3: Path, runner: EngineRunner) -> Iterator[Any]:
+    """An engine whose cache holds one request of 120 tokens, but not two, and that computes `BUDGET` in a step."""
+    from nnsight.modeling.vllm import VLLM
+
+    with runner.building():
+        cache = {"block_size": 16, "num_gpu_blocks_override": 14}
+        steps = {"enable_chunked_prefill": True, "max_num_batched_tokens": BUDGET, "max_num_seqs": 4}
+        keywords = {"dtype": "float32", "max_model_len": 128, **cache, **steps, **runner.keywords}
+        model = VLLM(str(tiny_qwen3), dispatch=True, **keywords)
+    with model:
+        yield model
+
+
+def run(model: Any, prompts: tuple[str, ...], block: Callable[[Any, Any], Any]) -> tuple[list[Any], list[Any], Any]:
+    """Run one block beside each prompt; return what it returned, the tokens, and the receipts."""
+    with model.trace(**KEYWORDS) as tracer:
+        for prompt in prompts:
+            with tracer.invoke(prompt):
+                found = block(model, tracer)
+                values = found.save()
+                results = tracer.result.save()
+    several = len(prompts) > 1
+    values, results = (values, results) if several else ([values], [results])
+    return values, [list(result.outputs[0].token_ids) for result in results], tracer.receipt
+
+
+def read(model: Any, tracer: Any) -> Any:
+    states = list()
+    for _ in tracer.iter[:STEPS]:
+        states.append([sum(model.model.layers[1].output)[-1], sum(model.model.layers[3].output)[-1]])
+    return states
+
+
+def steer(model: Any, tracer: Any) -> Any:
+    states = list()
+    vector = torch.full((128,), 0.5)
+    for step in tracer.iter[:STEPS]:
+        if step in (0, 3, 20):
+            # A change that the block makes by the number of the step, in several parts of a value.
+            output = model.model.layers[1].output
+            output[0][-1] += vector * (step + 1)
+            output[1][:] *= 0.5
+        if step == 5:
+            model.model.layers[2].mlp.output = torch.zeros_like(model.model.layers[2].mlp.output)
+        if step == 7:
+            model.model.layers[2].mlp.skip(torch.full((1, 128), 0.25))
+        if step == 9:
+            model.model.layers[2].mlp.input[:] += 1.0
+        if step == 11:
+            model.model.layers[2].source.self_mlp_0.output[:] -= 0.5
+        if step == 13:
+            model.model.layers[2].resid_post[:] += vector
+        states.append(sum(model.model.layers[3].output)[-1])
+        if step == 15:
+            model.logits[0, 23] = 1000.0
+        if step == 17:
+            model.samples = 17
+    return states
+
+
+@pytest.mark.parametrize("block", [read, steer], ids=["reads", "edits"])
+def test_a_preempted_request_gives_what_it_gives_alone(tight: Any, block: Callable[[Any, Any], Any]) -> None:
+    alone = [run(tight, (prompt,), block) for prompt in PROMPTS]
+    assert all(receipt.recomputed == 0 for _, _, (receipt,) in alone)
+    values, tokens, receipts = run(tight, PROMPTS, block)
+    assert any(receipt.recomputed > 0 for receipt in receipts)
+    assert not any(receipt.warnings for receipt in receipts)
+    for index, (expected, ids, (receipt,)) in enumerate(alone):
+        assert tokens[index] == ids[0]
+        assert receipts[index].visits == receipt.visits
+        assert receipts[index].edits == receipt.edits
+        assert receipts[index].steps == receipt.steps == STEPS
+        assert len(values[index]) == STEPS
+        for one, other in zip(values[index], expected[0], strict=True):
+            for mine, its in zip(*([one], [other]) if isinstance(one, torch.Tensor) else (one, other), strict=True):
+                assert (mine - its).abs().max() < TOLERANCE
+
+
+# Prompts in several parts ---------------------------------------------------------------------------------------------
+
+
+def test_a_block_that_reads_sees_the_whole_of_a_prompt_that_is_split(tight: Any, reference: HFReference) -> None:
+    model = tight
+    expected = reference.generate(model.tokenizer.encode(LONG), 3)
+    with model.trace(LONG, **SHORT) as tracer:
+        states, inputs = list().save(), list().save()
+        for _ in tracer.iter[:3]:
+            for layer in model.model.layers:
+                inputs.append(layer.input)
+                states.append(sum(layer.output))
+        logits = model.logits.save()
+        result = tracer.result.save()
+    assert list(result.outputs[0].token_ids) == expected.tokens
+    assert [len(each) for each in states] == [110] * 4 + [1] * 8
+    for number, found in enumerate(states):
+        assert (found - expected.streams[number // 4][number % 4]).abs().max() < TOLERANCE
+    assert inputs[0].shape == (110,)
+    assert logits.shape == (1, 512)
+    assert tracer.receipt.visits["model.layers.3.output"] == 3
+
+
+def test_a_change_of_every_row_lands_once_in_each_part_of_a_prompt(tight: Any, reference: HFReference) -> None:
+    model = tight
+    vector = torch.linspace(-1.0, 1.0, HIDDEN)
+    expected = reference.generate(model.tokenizer.encode(LONG), 3, {1: lambda states: states + vector})
+    with model.trace(LONG, **SHORT) as tracer:
+        for _ in tracer.iter[:]:
+            model.model.layers[1].output[0][:] += vector
+    assert list(tracer.result.outputs[0].token_ids) == expected.tokens
+    assert tracer.receipt.steps == 3
+
+
+def test_a_prompt_that_must_be_whole_and_fits_no_step_is_refused(tight: Any) -> None:
+    model = tight
+    with (
+        pytest.raises(InvalidRequestError, match=f"110 tokens .* {BUDGET} .*max_num_batched_tokens"),
+        model.trace(LONG, **SHORT),
+    ):
+        model.model.layers[1].output[0][-1] += 1.0
+    with model.trace(LONG, **SHORT):
+        first = model.model.layers[1].output[0].save()
+    assert first.shape == (110, HIDDEN)
+
+
+def test_prompts_that_must_be_whole_are_whole_beside_others_that_are_split(tight: Any, reference: HFReference) -> None:
+    model = tight
+    prompts = [words(40, 5), words(BUDGET, 6), words(60, 7), words(70, 8)]
+    expected = [reference.generate(model.tokenizer.encode(prompt), 6) for prompt in prompts]
+    with model.trace(temperature=0.0, max_tokens=6, ignore_eos=True) as tracer:
+        for number, prompt in enumerate(prompts):
+            with tracer.invoke(prompt):
+                found = list().save()
+                for step in tracer.iter[:6]:
+                    layer = model.model.layers[2 if number % 2 else 3]
+                    output = layer.output
+                    # Not known beforehand to change nothing, so the prompt has to be whole.
+                    output[0][-1] += 0.0 * step
+                    found.append(sum(output))
+                results = tracer.result.save()
+    for number, (result, states) in enumerate(zip(results, found, strict=True)):
+        assert list(result.outputs[0].token_ids) == expected[number].tokens
+        for step, state in enumerate(states):
+            assert (state - expected[number].streams[step][2 if number % 2 else 3]).abs().max() < TOLERANCE
+
+
+def test_room_is_made_for_a_whole_prompt_beside_running_requests(tight: Any, reference: HFReference) -> None:
+    model = tight
+    prompts = [words(3, 9), words(BUDGET, 10)]
+    expected = [reference.generate(model.tokenizer.encode(prompt), 8) for prompt in prompts]
+    with model.trace(temperature=0.0, max_tokens=8, ignore_eos=True) as tracer:
+        for prompt in prompts:
+            with tracer.invoke(prompt):
+                states = model.model.layers[1].output[0]
+                states[-1] *= 1.0
+                length = len(states).save()
+                results = tracer.result.save()
+    assert length == [3, BUDGET]
+    assert [list(result.outputs[0].token_ids) for result in results] == [each.tokens for each in expected]
