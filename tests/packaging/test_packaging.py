@@ -110,6 +110,7 @@ def test_the_root_exports_what_is_public_and_nothing_else() -> None:
 def test_the_module_for_backends_exports_what_is_public_and_nothing_else() -> None:
     assert nnsight.backends.__all__ == [
         "BlockRun",
+        "Budget",
         "Edit",
         "EditResult",
         "Interleaver",

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from vllm import SamplingParams
 
-from engine_runners import TOLERANCE, EngineRunner
+from engine_runners import TOLERANCE
+from event_loop import KEYWORDS, PROMPT, Loop, left_in_the_worker
 from nnsight.errors import (
     BudgetExceededError,
     InvalidRequestError,
@@ -20,7 +19,6 @@ from nnsight.errors import (
     UntransferableValueError,
     WireError,
 )
-from nnsight.modeling.vllm import VLLM
 from nnsight_vllm._transfer import PREFIX, shared_folder
 from nnsight_vllm.compat.runners import STOP_REASON
 from own_errors import Enough
@@ -29,49 +27,6 @@ if TYPE_CHECKING:
     from hf_reference import HFReference
 
 pytestmark = pytest.mark.slow
-
-PROMPT = "w1 w2 w3"
-KEYWORDS: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
-
-
-class Loop:
-    """One event loop for all tests of an engine, which belongs to the loop that it was first used in."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self._loop = asyncio.new_event_loop()
-
-    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return self._loop.run_until_complete(asyncio.wait_for(work, 120))
-
-    def close(self) -> None:
-        self._loop.run_until_complete(asyncio.sleep(0))
-        self._loop.close()
-
-
-@pytest.fixture(scope="module")
-def streaming(tiny_qwen3: Path, runner: EngineRunner) -> Iterator[Loop]:
-    with runner.building():
-        model = VLLM(
-            str(tiny_qwen3),
-            mode="async",
-            dispatch=True,
-            dtype="float32",
-            max_model_len=128,
-            max_num_seqs=32,
-            **runner.keywords,
-        )
-    loop = Loop(model)
-    try:
-        yield loop
-    finally:
-        model.shutdown()
-        loop.close()
-
-
-async def left_in_the_worker(model: Any) -> int:
-    (reply, *_) = await model.vllm_entrypoint.collective_rpc("nnsight_discard", args=(b"\x90",))
-    return int(reply)
 
 
 def test_saves_ride_on_the_finished_output(streaming: Loop, reference: HFReference) -> None:

@@ -214,9 +214,8 @@ class VLLM(TracedModel):
         params, request_keywords = split_keywords(keywords)
         converted = [self._prompt(prompt) for prompt in (prompts if several else [prompts])]
         if self.edits if edits is None else edits:
-            submissions = [
-                Submission.untraced(self._engine, each, params, request_keywords, edits) for each in converted
-            ]
+            prepared = [PreparedRequest(each, params, request_keywords) for each in converted]
+            submissions = [Submission.untraced(each, self._engine, edits) for each in prepared]
             if self._is_asynchronous:
                 return self._outputs_later(submissions, several=several)
             return _outputs_of(self._engine.submit(submissions), several=several)
@@ -269,9 +268,22 @@ class VLLM(TracedModel):
         if len(args) != 1:
             raise InvalidRequestError(f"{len(args)} prompts were given, and an invoke takes one")
         _refuse_server(kwargs)
+        kwargs = dict(kwargs)
+        streams = self._streams_saves(kwargs.pop("stream_saves", False))
         params, keywords = split_keywords(kwargs)
         self.dispatch()
-        return PreparedRequest(self._prompt(args[0]), params, keywords)
+        return PreparedRequest(self._prompt(args[0]), params, keywords, streams)
+
+    def _streams_saves(self, asked: object) -> bool:
+        if not isinstance(asked, bool):
+            raise InvalidRequestError(f"stream_saves={asked!r} is neither True nor False")
+        if asked and not self._is_asynchronous:
+            raise UnsupportedFeatureError(
+                "stream_saves=True brings saves on the outputs of a stream, and this engine has none: its trace has "
+                "run when the block ends, with every save in your variables; leave it out, or build the model with "
+                "mode='async' and iterate tracer.backend"
+            )
+        return asked
 
     def _merge_keywords(self, of_trace: dict[str, Any], of_invoke: dict[str, Any]) -> dict[str, Any]:
         return {**plain_names(of_trace), **plain_names(of_invoke)}

@@ -253,10 +253,24 @@ def block_codecs(
         handed: Reads values that invokes hand to others.
         budget: What functions that are read count for.
     """
-    envoys, sources, tracers = EnvoyCodec(tree), SourceCodec(tree), TracerCodec(tree)
-    results, caches = ResultCodec(result), CacheCodec()
+    table = _plain_block_codecs() if tree is None and handed is None else _make_block_codecs(tree, handed)
+    if budget is not None:
+        table = table.extended({FunctionType: FunctionCodec(budget)})
+    if result is None:
+        return table
+    codec = ResultCodec(result)
+    return table.extended({type(result): codec}, readers=[codec])
+
+
+@lru_cache(maxsize=1)
+def _plain_block_codecs() -> CodecTable:
+    return _make_block_codecs(None, None)
+
+
+def _make_block_codecs(tree: ModelTree | None, handed: HandedCodec | None) -> CodecTable:
+    envoys, sources, tracers, caches = EnvoyCodec(tree), SourceCodec(tree), TracerCodec(tree), CacheCodec()
     types: dict[type, Any] = {
-        FunctionType: FunctionCodec(budget),
+        FunctionType: FunctionCodec(),
         MethodType: MethodCodec(),
         Envoy: envoys,
         Source: sources,
@@ -271,9 +285,7 @@ def block_codecs(
         Cache: caches,
         CachedModule: caches,
     }
-    if result is not None:
-        types[type(result)] = results
-    return base_codecs().extended(types, readers=[results])
+    return base_codecs().extended(types, readers=[ResultCodec()])
 
 
 def encode_program(program: Program) -> bytes:

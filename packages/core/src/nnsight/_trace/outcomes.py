@@ -98,8 +98,9 @@ def decode_outcome(data: bytes | memoryview, tree: ModelTree) -> Outcome:
     if parts.keys() != _PARTS:
         raise WireError("the bytes are no outcome of this version of nnsight; use one version on both sides")
     error = None if parts["error"] is None else rebuild_error(parts["error"])
-    edits = {name: EditResult(saves, Receipt.from_dict(receipt)) for name, (saves, receipt) in parts["edits"].items()}
-    return Outcome(**{**parts, "error": error, "receipt": Receipt.from_dict(parts["receipt"]), "edits": edits})
+    receipt = Receipt.from_dict({**parts["receipt"], "bytes_home": memoryview(data).nbytes})
+    edits = {name: EditResult(saves, Receipt.from_dict(each)) for name, (saves, each) in parts["edits"].items()}
+    return Outcome(**{**parts, "error": error, "receipt": receipt, "edits": edits})
 
 
 @dataclass

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nnsight._capture import BlockSource, BodySkipper, find_block
 from nnsight._program import Program, SaveBook, client_saves
+from nnsight._program.analysis import Analyses
 from nnsight._program.program import run_in_place
 from nnsight._trace.deliver import Place, deliver, raise_first, without_skip
 from nnsight._trace.edit import EditResult, chosen_edits
@@ -79,6 +80,7 @@ class Tracer(InBlock):
         self._prepared = model._prepare(args, given) if self._single else None
         self._requests: list[Request] = []
         self._book = SaveBook()
+        self._analyses = Analyses()
         self._open = False
         self._running: CodeType | None = None
         self._outcomes: list[Outcome] | None = None
@@ -225,7 +227,12 @@ class Tracer(InBlock):
         binds: bool = True,
     ) -> None:
         program = Program.from_frame(
-            source, frame, given=given, value_names=self.model._tree.location_names, saved=self._book.has
+            source,
+            frame,
+            given=given,
+            value_names=self.model._tree.location_names,
+            saved=self._book.has,
+            analyses=self._analyses,
         )
         if self._session is not None:
             program = program.keeping(self._kept)
@@ -243,6 +250,7 @@ class Tracer(InBlock):
 
     def _finish(self, frame: FrameType | None, bound: dict[str, object]) -> None:
         requests, self._requests = ask_for_exports(self._requests), []
+        self._analyses = Analyses()
         place = None if frame is None else Place.of(frame)
 
         def arrive(outcomes: list[Outcome], frame: FrameType | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import Future
@@ -20,7 +21,7 @@ from nnsight_vllm._client.engine import (
     write_keys,
     write_question,
 )
-from nnsight_vllm._client.outcomes import read_outcomes
+from nnsight_vllm._client.outcomes import read_news, read_outcomes
 from nnsight_vllm._edits import INSTALL, UNINSTALL
 from nnsight_vllm._mailbox import WAITS_FOR_RESULT
 from nnsight_vllm.compat import public
@@ -28,6 +29,7 @@ from nnsight_vllm.compat import public
 if TYPE_CHECKING:
     from nnsight._trace import Edit, Outcome
     from nnsight_vllm._client.submission import Submission
+    from nnsight_vllm._mailbox import Message
 
 
 class AsyncEngine(RunningEngine):
@@ -105,16 +107,20 @@ class AsyncEngine(RunningEngine):
     async def stream(self, submission: Submission) -> AsyncGenerator[tuple[Any, Outcome | None], None]:
         """Run a request and stream its outputs, the last with what became of its blocks.
 
-        A stream that is closed early ends its request, and nothing of it is left in the engine.
+        Where the request asks for it, every other output has what was saved since the one before as `saves`. A stream
+        that is closed early ends its request, and nothing of it is left in the engine.
         """
         keys = submission.sequence_keys
         posted = {key: self.mailbox.expect(key) for key in keys} if self.posts else {}
+        heard = {key: self.mailbox.listen(key) for key in keys if submission.streams}
         arrived = False
         try:
             running = self.generate(submission.prompt, submission.params, submission.key, **submission.keywords)
             async with aclosing(running) as outputs:
                 async for output in outputs:
                     if not output.finished:
+                        if heard:
+                            await _attach_news(output, heard, keys)
                         yield output, None
                         continue
                     found = await self._receive(keys, output, posted)
@@ -122,36 +128,50 @@ class AsyncEngine(RunningEngine):
                     arrived = True
                     yield output, outcome
         finally:
-            if not arrived:
-                self.mailbox.forget(keys)
-                if self.llm is not None:
-                    await self._discard(keys)
+            self.mailbox.forget(keys)
+            for key, messages in heard.items():
+                # The values of a message may lie in a file, which goes when they are read.
+                with contextlib.suppress(Exception):
+                    read_news(messages, key)
+            if not arrived and self.llm is not None:
+                await self._discard(keys)
 
     async def _receive(
-        self, keys: Sequence[str], result: Any, posted: Mapping[str, Future[bytes]]
-    ) -> dict[str, bytes | None]:
+        self, keys: Sequence[str], result: Any, posted: Mapping[str, Future[Message]]
+    ) -> dict[str, Message]:
         """Receive what became of each sequence, giving the finished output to those blocks that wait for it."""
-        found: dict[str, bytes | None] = {}
+        found: dict[str, Message] = {}
         for key, future in posted.items():
             try:
-                posting: asyncio.Future[bytes] = asyncio.wrap_future(future)
+                posting: asyncio.Future[Message] = asyncio.wrap_future(future)
                 found[key] = await asyncio.wait_for(posting, PATIENCE_S)
             except TimeoutError:
                 self.mailbox.forget([key])
         found |= await self._collect({key: None for key in keys if key not in found})
-        return found | await self._collect({key: result for key, data in found.items() if data == WAITS_FOR_RESULT})
+        waiting = [key for key, message in found.items() if message.data == WAITS_FOR_RESULT]
+        return found | await self._collect(dict.fromkeys(waiting, result))
 
-    async def _collect(self, results: Mapping[str, Any]) -> dict[str, bytes | None]:
+    async def _collect(self, results: Mapping[str, Any]) -> dict[str, Message]:
         if not results:
             return {}
         try:
             replies = await self.llm.collective_rpc("nnsight_collect", args=(write_question(results),))
         except public.engine_dead_errors() as error:
             raise self.death("was asked for what a request saved", error) from error
-        return read_answers(replies, results)
+        return read_answers(replies)
 
     async def _discard(self, keys: Sequence[str]) -> None:
         try:
             await self.llm.collective_rpc("nnsight_discard", args=(msgspec.msgpack.encode(list(keys)),))
         except Exception:  # noqa: BLE001 - the error that led here is the one to show
             return
+
+
+async def _attach_news(output: Any, heard: Mapping[str, deque[Message]], keys: Sequence[str]) -> None:
+    """Put what has been saved since the output before on each completion, and on an output that has just one."""
+    for completion in output.outputs:
+        key = keys[completion.index]
+        messages = [heard[key].popleft() for _ in range(len(heard[key]))]
+        completion.saves = (await asyncio.to_thread(read_news, messages, key)).saves if messages else {}
+    if len(keys) == 1:
+        output.saves = output.outputs[0].saves

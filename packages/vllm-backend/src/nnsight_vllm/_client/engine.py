@@ -7,7 +7,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -22,7 +22,7 @@ from nnsight.plugins import plugin_manager
 from nnsight_vllm._client.guard import refuse_unguarded_script
 from nnsight_vllm._client.outcomes import drop_outcome
 from nnsight_vllm._edits import TravellingEdit
-from nnsight_vllm._mailbox import ADDRESS_VARIABLE, Mailbox
+from nnsight_vllm._mailbox import ADDRESS_VARIABLE, Mailbox, Message
 from nnsight_vllm._transfer import PREFIX, remove_shared, shared_folder
 from nnsight_vllm.compat import public
 from nnsight_vllm.compat.liveness import DeathWatch
@@ -88,6 +88,11 @@ class RunningEngine:
     def _ask_workers(self) -> Sequence[bytes]:
         """Ask workers that cannot reach the mailbox what runs in them."""
         raise EngineError("workers on other hosts are reached by mode='sync' alone")
+
+    @property
+    def shares_host(self) -> bool:
+        """Whether all workers run on this host."""
+        return self.posts or (self.llm is not None and public.runs_in_this_process(self.llm))
 
     @property
     def max_model_len(self) -> int:
@@ -212,9 +217,12 @@ def write_question(results: Mapping[str, Any]) -> bytes:
     )
 
 
-def read_answers(replies: Sequence[bytes], keys: Iterable[str]) -> dict[str, bytes | None]:
-    """Read what workers answered: an outcome by key, `WAITS_FOR_RESULT`, or None where nobody knows the request."""
-    return dict(zip(keys, msgspec.msgpack.decode(next(reply for reply in replies if reply)), strict=True))
+def read_answers(replies: Sequence[bytes]) -> dict[str, Message]:
+    """Read what workers answered: messages by key, without the keys of requests that nobody knows."""
+    found: dict[str, Message] = {}
+    for keys, data in msgspec.msgpack.decode(next(reply for reply in replies if reply)):
+        found |= dict.fromkeys(keys, Message(data))
+    return found
 
 
 def write_edit(edit: Edit) -> bytes:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 from nnsight._trace import Outcome
 from nnsight._trace.levels import hand_over
 from nnsight.errors import EngineError, HandoverError, InvalidRequestError
-from nnsight_vllm._client.submission import Submission
+from nnsight_vllm._client.submission import submitting
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from nnsight._trace import Request
     from nnsight_vllm._client.asynchronous import AsyncEngine
+    from nnsight_vllm._client.submission import Submission
 
 Arrive = Callable[[list[Outcome]], None]
 
@@ -94,26 +95,42 @@ class TraceStream:
 
     async def _merged(self) -> AsyncGenerator[tuple[int, Any, Outcome | None], None]:
         """Run the requests at once, but those that need values of others after these; yield what comes of any."""
-        if len(self._requests) == 1:
-            async with aclosing(self._engine.stream(Submission.of(self._requests[0], self._engine))) as outputs:
-                async for output, outcome in outputs:
-                    yield 0, output, outcome
-            return
+        ready = [number for number, request in enumerate(self._requests) if not request.program.pending]
+        with submitting([self._requests[number] for number in ready], self._engine) as made:
+            if len(self._requests) == 1:
+                async with aclosing(self._engine.stream(made[0])) as outputs:
+                    async for output, outcome in outputs:
+                        yield 0, output, outcome
+                return
+            async with aclosing(self._merged_several(dict(zip(ready, made, strict=True)))) as merged:
+                async for item in merged:
+                    yield item
+
+    async def _merged_several(
+        self, submissions: Mapping[int, Submission]
+    ) -> AsyncGenerator[tuple[int, Any, Outcome | None], None]:
         waiting: asyncio.Queue[tuple[int, Any, Outcome | None] | BaseException | None] = asyncio.Queue()
 
         over: list[asyncio.Future[Outcome]] = [asyncio.get_running_loop().create_future() for _ in self._requests]
 
+        async def stream(number: int, submission: Submission) -> None:
+            async with aclosing(self._engine.stream(submission)) as outputs:
+                async for output, outcome in outputs:
+                    waiting.put_nowait((number, output, outcome))
+                    if outcome is not None:
+                        over[number].set_result(outcome)
+
         async def run(number: int, request: Request) -> None:
             try:
-                for pending in request.program.pending.values():
-                    await over[pending.invoke]
-                done = [each.result() if each.done() else None for each in over]
-                submission = Submission.of(hand_over(request, done), self._engine)
-                async with aclosing(self._engine.stream(submission)) as outputs:
-                    async for output, outcome in outputs:
-                        waiting.put_nowait((number, output, outcome))
-                        if outcome is not None:
-                            over[number].set_result(outcome)
+                if number in submissions:
+                    await stream(number, submissions[number])
+                else:
+                    for pending in request.program.pending.values():
+                        await over[pending.invoke]
+                    done = [each.result() if each.done() else None for each in over]
+                    handed = hand_over(request, done)
+                    with submitting([handed], self._engine) as [submission]:
+                        await stream(number, submission)
                 waiting.put_nowait(None)
             except HandoverError as error:
                 over[number].set_result(Outcome(error=error))

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from nnsight._interleave import Budget
+from nnsight._program.containers import own_copies
 from nnsight._program.failures import describe_error
 from nnsight.errors import EngineError, InvalidRequestError
 from nnsight_vllm._edits import TravellingEdit
 
 if TYPE_CHECKING:
-    from nnsight._interleave import Budget
     from nnsight._program import Program
 
 
@@ -30,6 +31,16 @@ class InstalledEdit:
     name: str
     program: Program
     budget: Budget
+
+    def begin(self, limits: Mapping[str, int | None]) -> tuple[dict[str, object], Budget]:
+        """Return the values and the budget of a run: runs share the count of steps, and each holds its own bytes."""
+        budget = Budget(**limits)
+        budget.steps = self.budget.steps
+        return self.values(), budget
+
+    def values(self) -> dict[str, object]:
+        """Return the values of a run, whose containers no other run is given."""
+        return own_copies(self.program.values)
 
 
 class InstalledEdits:

@@ -5,21 +5,22 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 
 from nnsight._interleave import Budget, Interleaver
-from nnsight._program.containers import own_copies
 from nnsight._trace.messages import decode_program
 from nnsight_vllm._mailbox import ANNOUNCEMENT, WAITS_FOR_RESULT
 from nnsight_vllm._worker.edits import InstalledEdits
+from nnsight_vllm._worker.news import NewsDesk
 from nnsight_vllm._worker.outcomes import OutcomeWriter
+from nnsight_vllm._worker.programs import ProgramShelf
 from nnsight_vllm._worker.share import Share
 from nnsight_vllm._worker.tokens import TokenScope
-from nnsight_vllm._worker.traced import Traced
+from nnsight_vllm._worker.traced import OwnProgram, Traced
 from nnsight_vllm._worker.tree import build_tree
 from nnsight_vllm.compat.records import missing_seams
 from nnsight_vllm.compat.versions import installed_version
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     from nnsight._envoy import ModelTree
     from nnsight._interleave import BlockRun, RowScope
     from nnsight._program import Program
+    from nnsight._program.streaming import StreamedBook
     from nnsight_vllm._mailbox import Postbox
     from nnsight_vllm._worker.edits import InstalledEdit
-    from nnsight_vllm._worker.traced import Start
     from nnsight_vllm.compat.model_access import WorkerModel
     from nnsight_vllm.compat.seams import Arrival, Span
 
@@ -59,13 +60,14 @@ class WorkerSession:
         self._limits = dict(limits or {})
         self._masks: Mapping[str, Any] = {}
         self._requests: dict[str, Traced] = {}
-        self._edits_of: dict[str, list[InstalledEdit]] = {}
         self._finished: dict[str, Traced] = {}
         self._current: list[Share] = []
         self._interleaver: Interleaver | None = None
         self._cached_tree: ModelTree | None = None
         self._writer = OutcomeWriter(model)
         self.edits = InstalledEdits(self._read)
+        self._programs = ProgramShelf(lambda: self._tree, self._device_of)
+        self._news = NewsDesk(model, self._writer, postbox)
 
     # Events of the runner -----------------------------------------------------------------------------------------
 
@@ -84,44 +86,45 @@ class WorkerSession:
 
     def arrive(self, arrival: Arrival) -> bool:
         """Meet a request with blocks, and tell whether one of them must not see steps whose output is dropped."""
-        own: Program | None = None
         edits: list[InstalledEdit] = []
-        budgets: dict[int, Budget] = {}
-        error: BaseException | None = None
         try:
             edits = self.edits.find(arrival.edits)
-            if arrival.program is not None:
-                own, budget = self._read(arrival.program)
-                budgets[id(own)] = budget
+            traced = self._traced(arrival, edits)
         except Exception as refusal:  # noqa: BLE001 - a program that cannot be read is that request's error
-            error = refusal
-        traced = Traced.of(arrival.key, arrival.num_prompt_tokens, own, edits, self._starting(edits, budgets), error)
+            traced = Traced.of(arrival.key, arrival.num_prompt_tokens, edits, self._start, refusal)
         self._requests[arrival.request_id] = traced
-        self._edits_of[arrival.request_id] = edits
         return traced.counts_steps
 
-    def depart(self, request_id: str) -> None:
-        """See a request end: let the statements after its loops run, and keep its values until they are fetched."""
-        traced = self._requests.pop(request_id, None)
-        if traced is None:
-            return
-        del self._edits_of[request_id]
-        traced.blocks.end()
-        if traced.key is None:
-            _forget(traced)
-            return
+    def depart(self, request_ids: Sequence[str]) -> None:
+        """See requests end: let the statements after their loops run, and send home what they saved."""
+        over: list[tuple[str, Traced]] = []
+        self._news.forget(request_ids)
+        for request_id in request_ids:
+            traced = self._requests.pop(request_id, None)
+            if traced is None:
+                continue
+            traced.blocks.end()
+            if traced.key is None:
+                _forget(traced)
+            else:
+                over.append((traced.key, traced))
         postbox = self._postbox
-        if postbox is None or traced.waits_for_result:
-            self._finished[traced.key] = traced
-        if postbox is None or self._model.rank:
+        self._finished |= {key: each for key, each in over if postbox is None or each.waits_for_result}
+        if postbox is None or self._model.rank or not over:
+            return
+        waiting = [key for key, each in over if each.waits_for_result]
+        ended = [each for _, each in over if not each.waits_for_result]
+        if waiting:
+            postbox.post_each(lambda: [(waiting, WAITS_FOR_RESULT)])
+        if not ended:
             return
         settled = self._model.note_progress()
 
-        def make() -> bytes:
+        def make() -> Iterator[tuple[list[str], bytes]]:
             settled()
-            return self._writer.write(traced, None)
+            yield from self._writer.write_each(ended)
 
-        postbox.post(traced.key, (lambda: WAITS_FOR_RESULT) if traced.waits_for_result else make)
+        postbox.post_each(make)
 
     def begin(self, spans: Sequence[Span], num_rows: int, num_requests: int) -> None:
         """Enter the forward of a step."""
@@ -156,6 +159,7 @@ class WorkerSession:
             for share in self._current:
                 share.leave()
             self._current = []
+            self._news.post()
         over = []
         for request_id, traced in self._requests.items():
             if traced.over and not traced.ended:
@@ -170,7 +174,7 @@ class WorkerSession:
         if self._postbox is not None:
             # Said here rather than by the postbox's thread, since it imports modules while vLLM does.
             reply = self.handshake()
-            self._postbox.post(ANNOUNCEMENT, lambda: reply)
+            self._postbox.post(ANNOUNCEMENT, reply)
 
     def handshake(self) -> bytes:
         """Say what runs here, as JSON."""
@@ -194,18 +198,24 @@ class WorkerSession:
             data: `[[key, result or None], ...]` in msgpack; a result is a message of the wire.
 
         Returns:
-            One outcome per key in msgpack, `WAITS_FOR_RESULT` for a block that cannot end without the result that was
-            not given; nothing on ranks other than the first.
+            `[[keys, message], ...]` in msgpack, without the keys that nobody knows; the message is `WAITS_FOR_RESULT`
+            for blocks that cannot end without the result that was not given. Nothing on ranks other than the first.
         """
-        outcomes: list[bytes | None] = []
+        ended, waiting, messages = [], [], []
         for key, result in msgspec.msgpack.decode(data):
             traced = self._take(key)
-            if traced is not None and result is None and traced.waits_for_result:
+            if traced is None:
+                continue
+            if not traced.waits_for_result:
+                ended.append(traced)
+            elif result is None:
                 self._finished[key] = traced
-                outcomes.append(WAITS_FOR_RESULT)
+                waiting.append(key)
             else:
-                outcomes.append(self._writer.write(traced, result) if traced is not None else None)
-        return msgspec.msgpack.encode(outcomes) if self._model.rank == 0 else b""
+                messages.append(([key], self._writer.write_with_result(traced, result)))
+        messages += self._writer.write_each(ended)
+        messages += [(waiting, WAITS_FOR_RESULT)] if waiting else []
+        return msgspec.msgpack.encode(messages) if self._model.rank == 0 else b""
 
     def discard(self, data: bytes) -> bytes:
         """Forget requests whose caller is gone, and return how many traced requests are left."""
@@ -242,21 +252,24 @@ class WorkerSession:
         budget = Budget(**self._limits)
         return decode_program(data, self._tree, self._device_of, budget=budget), budget
 
-    def _starting(self, edits: Sequence[InstalledEdit], budgets: Mapping[int, Budget]) -> Start:
-        """Return what starts programs, given the budgets of those that were read for one request alone."""
-        shared = {id(edit.program): edit.budget for edit in edits}
+    def _traced(self, arrival: Arrival, edits: Sequence[InstalledEdit]) -> Traced:
+        if arrival.program is None:
+            return Traced.of(arrival.key, arrival.num_prompt_tokens, edits, self._start)
+        own = OwnProgram(self._programs.template(arrival.program), arrival.values)
+        watches = arrival.streams and arrival.key is not None
+        book = self._news.watch(arrival.request_id, arrival.key or "") if watches else None
 
-        def start(program: Program) -> BlockRun:
-            budget, values = budgets.get(id(program)), program.values
-            if budget is None:
-                # An edit was read once for all requests: they share its count of steps, and each holds its own bytes.
-                budget, values = Budget(**self._limits), own_copies(values)
-                budget.steps = shared[id(program)].steps
-            run = program.start(values, grad=False, read_only=program.effects.read_only, budget=budget)
-            run.receipt.details.update(runner=self._model.runner_generation, vllm=installed_version() or "unknown")
-            return run
+        def start(source: OwnProgram | InstalledEdit) -> BlockRun:
+            return self._start(source, book if source is own else None)
 
-        return start
+        return Traced.of(arrival.key, arrival.num_prompt_tokens, [*edits, own], start)
+
+    def _start(self, source: OwnProgram | InstalledEdit, book: StreamedBook | None = None) -> BlockRun:
+        program = source.program
+        values, budget = source.begin(self._limits)
+        run = program.start(values, grad=False, read_only=program.effects.read_only, budget=budget, book=book)
+        run.receipt.details.update(runner=self._model.runner_generation, vllm=installed_version() or "unknown")
+        return run
 
     def _take(self, key: str) -> Traced | None:
         traced = self._finished.pop(key, None)
@@ -264,12 +277,12 @@ class WorkerSession:
             return traced
         for request_id, candidate in self._requests.items():
             if candidate.key == key:
-                edits = self._edits_of[request_id]
-                rest = candidate.remainder(edits, self._starting(edits, {}))
+                rest = candidate.remainder(self._start)
                 if rest is None:
-                    del self._requests[request_id], self._edits_of[request_id]
+                    del self._requests[request_id]
                 else:
                     self._requests[request_id] = rest
+                self._news.forget([request_id])
                 candidate.blocks.end()
                 return candidate
         return None

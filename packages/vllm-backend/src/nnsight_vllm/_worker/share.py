@@ -83,7 +83,7 @@ class Share:
         program = self.traced.program
         effects = program.effects
         if effects.row_local:
-            self._part = part = program.start(program.values, grad=False, read_only=False)
+            self._part = part = program.start(self.traced.source.values(), grad=False, read_only=False)
             part.log, part.rank = run.log, run.rank
             self.scopes[part] = scope
         elif effects.read_only and effects.places is not None:
@@ -92,6 +92,8 @@ class Share:
             for gatherer in run.pieces.gatherers():
                 gatherer.rank = run.rank
                 self.scopes[gatherer] = scope
+            # The block is served these rows with those of the last part.
+            run.receipt.rows = (run.receipt.rows or 0) + scope.num_rows
         else:
             run.fail(
                 UnsupportedFeatureError(

@@ -6,15 +6,46 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from nnsight._interleave import RowLog
+from nnsight._interleave import Budget, RowLog
 from nnsight._trace import RequestBlocks
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from nnsight._interleave import BlockRun
     from nnsight._program import Program
+    from nnsight._trace.shipping import Template
     from nnsight_vllm._worker.edits import InstalledEdit
 
-Start = Callable[["Program"], "BlockRun"]
+
+@dataclass(frozen=True)
+class OwnProgram:
+    """The program of one traced request.
+
+    Attributes:
+        template: What it shares with those of other requests.
+        own: The values of its own, as they travelled.
+    """
+
+    template: Template
+    own: bytes
+
+    @property
+    def program(self) -> Program:
+        """The program."""
+        return self.template.program
+
+    def begin(self, limits: Mapping[str, int | None]) -> tuple[dict[str, object], Budget]:
+        """Return the values and the budget of a run, which no other run is given."""
+        budget = Budget(**limits)
+        return self.template.values(self.own, budget), budget
+
+    def values(self) -> dict[str, object]:
+        """Return values that no run is given, of a program that calls no functions."""
+        return self.template.values(self.own)
+
+
+Start = Callable[["OwnProgram | InstalledEdit"], "BlockRun"]
 
 
 @dataclass
@@ -22,7 +53,7 @@ class TracedBlock:
     """One block of a request.
 
     Attributes:
-        program: What it runs.
+        source: Where its program and its values are from.
         run: The block, under way.
         num_prompt_tokens: Length of the request's prompt.
         uniform: Whether it changes every row alike and nothing else: it takes part in each forward, whatever is
@@ -31,11 +62,16 @@ class TracedBlock:
             Of a uniform block, how many forwards.
     """
 
-    program: Program
+    source: OwnProgram | InstalledEdit
     run: BlockRun
     num_prompt_tokens: int
     uniform: bool
     num_served: int = 0
+
+    @property
+    def program(self) -> Program:
+        """What it runs."""
+        return self.source.program
 
 
 @dataclass
@@ -63,8 +99,7 @@ class Traced:
         cls,
         key: str | None,
         num_prompt_tokens: int,
-        own: Program | None,
-        edits: Sequence[InstalledEdit],
+        sources: Sequence[OwnProgram | InstalledEdit],
         start: Start,
         error: BaseException | None = None,
     ) -> Traced:
@@ -73,19 +108,22 @@ class Traced:
         Args:
             key: See above.
             num_prompt_tokens: See above.
-            own: The request's own program.
-            edits: Its edits.
-            start: Makes a run of a program.
+            sources: Its edits, and then its own program where it has one that could be read.
+            start: Makes a run.
             error: See above.
         """
-        blocks = RequestBlocks(own, {edit.name: edit.program for edit in edits}, start)
+        by_program = {id(source.program): source for source in sources}
+        own = next((source.program for source in sources if isinstance(source, OwnProgram)), None)
+        edits = {source.name: source.program for source in sources if not isinstance(source, OwnProgram)}
+        blocks = RequestBlocks(own, edits, lambda program: start(by_program[id(program)]))
         traced = cls(key, num_prompt_tokens, blocks, error=error)
         for block in blocks.blocks:
             # What requests share of the prefix cache rests on it, so its source is not merely believed.
             uniform = block.run.by_row = block.edit is not None and block.program.effects.every_row
             if not uniform and not block.program.effects.read_only:
                 block.run.log = RowLog()
-            traced.parts.append(TracedBlock(block.program, block.run, num_prompt_tokens, uniform))
+            source = by_program[id(block.program)]
+            traced.parts.append(TracedBlock(source, block.run, num_prompt_tokens, uniform))
         return traced
 
     @property
@@ -101,16 +139,12 @@ class Traced:
     @property
     def counts_steps(self) -> bool:
         """Whether one of the blocks tells steps apart, and must not see one whose output is dropped."""
-        return not all(part.uniform for part in self.parts)
+        return not all([part.uniform for part in self.parts])
 
-    def remainder(self, edits: Sequence[InstalledEdit], start: Start) -> Traced | None:
+    def remainder(self, start: Start) -> Traced | None:
         """Return what stays of a request that its client has let go of while it may still run.
 
         What it computes is found by others in the prefix cache, so its uniform blocks stay; None where it has none.
-
-        Args:
-            edits: Its edits.
-            start: Makes a run of a program.
         """
-        uniform = [edit for edit in edits if edit.program.effects.every_row]
-        return Traced.of(None, self.num_prompt_tokens, None, uniform, start) if uniform else None
+        uniform = [part.source for part in self.parts if part.uniform]
+        return Traced.of(None, self.num_prompt_tokens, uniform, start) if uniform else None

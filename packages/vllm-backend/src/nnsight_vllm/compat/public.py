@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -26,6 +27,11 @@ def make_sampling_params(keywords: Mapping[str, Any]) -> Any:
     from vllm import SamplingParams
 
     return SamplingParams(**keywords)
+
+
+def copy_of_params(params: Any) -> Any:
+    """Return sampling parameters whose fields can be set apart; what the fields hold is shared, and vLLM copies it."""
+    return copy.copy(params)
 
 
 def build_llm(repo: str, keywords: Mapping[str, Any]) -> Any:
@@ -67,6 +73,11 @@ def generate(llm: Any, prompts: Sequence[Any], params: Sequence[Any], **keywords
     """Run requests to their ends and return their outputs in order."""
     outputs: list[Any] = llm.generate(list(prompts), list(params), use_tqdm=False, **keywords)
     return outputs
+
+
+def failed_sequences(output: Any) -> list[int]:
+    """Return which sequences of a finished output vLLM ended with an error of its own."""
+    return [completion.index for completion in output.outputs if completion.finish_reason == "error"]
 
 
 class Completions:

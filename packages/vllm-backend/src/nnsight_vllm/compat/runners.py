@@ -55,8 +55,8 @@ class TracedRunner:
 
     def nnsight_leave(self, request_ids: Sequence[str]) -> None:
         """See requests end."""
+        self.nnsight_listener.depart(request_ids)
         for request_id in request_ids:
-            self.nnsight_listener.depart(request_id)
             self.nnsight_stops.pop(request_id, None)
 
     def nnsight_begin(self, request_ids: Sequence[str], spans: Sequence[Span], num_rows: int) -> None:

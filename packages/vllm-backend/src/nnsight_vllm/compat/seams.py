@@ -19,17 +19,22 @@ class Arrival:
 
     Attributes:
         request_id: vLLM's own id.
-        program: The program as it travelled; None for a request that is not traced.
+        program: The template of the program as it travelled, or the file in shared memory that it lies in; None for a
+            request that is not traced.
+        values: The values of the request's own.
         key: The client's id of the request; None where no client asks for what becomes of its blocks.
         edits: The keys of the edits that it runs beside, in order; None where our part of the engine core never saw it.
         num_prompt_tokens: Length of the prompt.
+        streams: Whether saves go home as they are made.
     """
 
     request_id: str
-    program: bytes | None
+    program: bytes | str | None
+    values: bytes
     key: str | None
     edits: tuple[str, ...] | None
     num_prompt_tokens: int
+    streams: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +71,8 @@ class StepListener(Protocol):
     def arrive(self, arrival: Arrival) -> bool:
         """Meet a request with blocks, and tell whether one of them must not see steps whose output is dropped."""
 
-    def depart(self, request_id: str) -> None:
-        """See a request end."""
+    def depart(self, request_ids: Sequence[str]) -> None:
+        """See requests end, all of which a step told."""
 
     def knows(self, request_id: str) -> bool:
         """Tell whether a request is traced."""
