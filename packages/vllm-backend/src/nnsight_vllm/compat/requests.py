@@ -16,9 +16,10 @@ def attach(params: Any, **ours: Any) -> None:
 
     Args:
         params: The sampling parameters.
-        **ours: `key`, under which its outcome is expected. Of a traced request the `program`, which is the template as it travels
-            or the file in shared memory that it lies in, the `values` of the request's own, whether it `writes`, and whether it `streams`, so that saves go home as they are made. `whole` where the prompt must be computed
-            in one step. The keys of the `edits` that were chosen for it, without which it gets all.
+        **ours: `key`, under which its outcome is expected. Of a traced request the `program`, which is the template as
+            it travels or the file in shared memory that it lies in, the `values` of the request's own, whether it
+            `writes`, and whether it `streams`, so that saves go home as they are made. `whole` where the prompt must be
+            computed in one step. The keys of the `edits` that were chosen for it, without which it gets all.
     """
     params.extra_args = {**(params.extra_args or {}), KEY: {**ours, "several": params.n > 1}}
 
