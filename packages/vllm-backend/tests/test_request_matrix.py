@@ -224,6 +224,20 @@ def free_edit(engine: Engine, n: int, expected: dict[str, Generation]) -> None:
             assert (found - expected["edited"].streams[step][3]).abs().max() < TOLERANCE
 
 
+def engine_edit(engine: Engine, n: int, expected: dict[str, Generation]) -> None:
+    model = engine.model
+    with model.edit(name="add") as (tracer, edit):
+        for _ in tracer.iter[:]:
+            model.model.layers[1].output[0][:] += VECTOR
+    try:
+        _, target = engine.generate([COMPANION, TARGET], n=n, **KEYWORDS)
+        _, unedited = engine.generate([COMPANION, TARGET], n=n, edits=[], **KEYWORDS)
+    finally:
+        edit.clear()
+    assert [list(each.token_ids) for each in target.outputs] == [expected["edited"].tokens] * n
+    assert [list(each.token_ids) for each in unedited.outputs] == [expected["plain"].tokens] * n
+
+
 def check(engine: Engine, tracer: Any, n: int, expected: Generation) -> None:
     """Check the tokens of the second invoke, and that an engine that is short of cache preempted it."""
     target = tracer.result[1]
@@ -242,7 +256,7 @@ def several(values: Any, n: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize("kind", [plain, read, constant_edit, free_edit], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [plain, read, constant_edit, free_edit, engine_edit], ids=lambda kind: kind.__name__)
 def test_it_gives_what_it_gives_alone(engine: Engine, kind: Kind, n: int, expected: dict[str, Generation]) -> None:
     # The second time, an engine with a prefix cache has what the first left in it.
     for _ in range(2):

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 
-from engine_runners import RUNNERS, TOLERANCE, EngineRunner
+from engine_runners import TOLERANCE, EngineRunner
 from nnsight.modeling.vllm import VLLM
 from nnsight_vllm._transfer import PREFIX, shared_folder
 
@@ -26,23 +26,16 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
+DEFAULT_RUNNERS = ("v1",)
 NUM_CLIENTS, LONGEST = 16, 24
 HIDDEN, LAYERS = 128, 4
 VECTOR = torch.linspace(-1.0, 1.0, HIDDEN)
-KEYWORDS: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
+# An edit is installed, and most requests run without it.
+KEYWORDS: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "edits": []}
 PROMPTS = [
     " ".join(f"w{(start + 3 * index) % 400}" for index in range(count))
     for start, count in ((1, 3), (2, 17), (3, 32), (5, 33), (1, 64), (7, 40))
 ]
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    chosen = metafunc.config.getoption("--vllm-runner")
-    names = chosen or [name for name, runner in RUNNERS.items() if runner.ranks == 1]
-    runners = [
-        pytest.param(RUNNERS[name], id=name, marks=() if chosen or name == "v1" else pytest.mark.full) for name in names
-    ]
-    metafunc.parametrize("runner", runners, indirect=True, scope="session")
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +74,7 @@ class Callers:
         choose = random.Random(number)
         kinds: list[Callable[[random.Random, int, int], Coroutine[Any, Any, None]]] = [
             self.generate,
-            self.generate,
+            self.generate_edited,
             self.read,
             self.add,
             self.add_freely,
@@ -99,6 +92,11 @@ class Callers:
     async def generate(self, choose: random.Random, which: int, steps: int) -> None:
         output = await self.model.generate(PROMPTS[which], max_tokens=steps, **KEYWORDS)
         assert list(output.outputs[0].token_ids) == self.plain[which].tokens[:steps]
+
+    async def generate_edited(self, choose: random.Random, which: int, steps: int) -> None:
+        keywords = {**KEYWORDS, "edits": choose.choice((["add"], None)), "max_tokens": steps}
+        output = await self.model.generate(PROMPTS[which], **keywords)
+        assert list(output.outputs[0].token_ids) == self.edited[which].tokens[:steps]
 
     async def read(self, choose: random.Random, which: int, steps: int) -> None:
         model = self.model
@@ -187,7 +185,7 @@ class Callers:
 
     async def several(self, choose: random.Random, which: int, steps: int) -> None:
         model = self.model
-        keywords = {"temperature": 1.0, "top_k": 1, "ignore_eos": True, "n": 2, "max_tokens": steps}
+        keywords = {"temperature": 1.0, "top_k": 1, "ignore_eos": True, "n": 2, "max_tokens": steps, "edits": []}
         with model.trace(PROMPTS[which], **keywords) as tracer:
             for _ in tracer.iter[:]:
                 state = sum(model.model.layers[3].output)[-1].save()
@@ -206,6 +204,9 @@ def test_every_answer_is_right_and_nothing_is_left(
     ids = [model.tokenizer.encode(prompt) for prompt in PROMPTS]
     plain = [reference.generate(each, LONGEST) for each in ids]
     edited = [reference.generate(each, LONGEST, {1: lambda states: states + VECTOR}) for each in ids]
+    with model.edit(name="add") as (tracer, _):
+        for _ in tracer.iter[:]:
+            model.model.layers[1].output[0][:] += VECTOR
     callers = Callers(model, plain, edited)
     processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
 
