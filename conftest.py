@@ -24,6 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=["v1", "v1-async", "v2", "v2-async", "v1-tp2", "v2-tp2"],
         help="run tests of the vLLM backend on this model runner alone; may be given several times",
     )
+    parser.addoption("--soak-seconds", default=60, help="how long many callers share an engine in tests of that")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -43,5 +44,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _group_of(item: pytest.Item) -> str:
     """Return which tests must run in one process when several run at once: those that share an engine, or a file."""
     parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    runner = parameters.get("runner")
-    return item.path.name if runner is None else f"engine {runner.name}"
+    engine = parameters.get("runner") or parameters.get("setting")
+    return item.path.name if engine is None else f"engine {engine.name}"

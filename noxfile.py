@@ -108,6 +108,22 @@ def support_table(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def soak(session: nox.Session) -> None:
+    """Sixteen callers share an engine for half an hour; after `--` arguments of pytest, such as `--vllm-runner v1`."""
+    arguments = session.posargs or ["--vllm-runner", "v1"]
+    run(
+        session,
+        "pytest",
+        "packages/vllm-backend/tests/test_soak.py",
+        "--soak-seconds",
+        "1800",
+        "--timeout",
+        "3000",
+        *arguments,
+    )
+
+
+@nox.session(default=False)
 def full(session: nox.Session) -> None:
     """Everything, the tests marked `full` included."""
     lint(session)

@@ -76,12 +76,14 @@ def test_its_readme_names_each_of_its_files() -> None:
 def test_it_passes_the_conformance_suite_through_its_entry_point(checkout: Path) -> None:
     path = os.pathsep.join([str(checkout / "src"), *filter(None, sys.path)])
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"],
+        # Where it hangs is shown before it is given up.
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=240", "tests"],
         cwd=checkout,
         env={**os.environ, "PYTHONPATH": path, "NNSIGHT_PLUGINS": "example"},
         text=True,
         capture_output=True,
         check=False,
+        timeout=500,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"\d{2,} passed", done.stdout)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from engine_runners import RUNNERS, EngineRunner
+from event_loop import Loop
 from hf_reference import HFReference
 from tiny_models import make_tiny_model
 
@@ -37,15 +38,17 @@ DEFAULT_RUNNERS = ("v1", "v2-async", "v1-tp2")
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run what asks for `runner`, or for an engine that it builds, on every runner, or on those that were chosen.
 
-    Several ranks are for modules that say so with `SEVERAL_RANKS`, the promises being the same.
+    Several ranks are for modules that say so with `SEVERAL_RANKS`, the promises being the same. The default run takes
+    fewer runners of a module that names its own `DEFAULT_RUNNERS`, as where its engine is its own.
     """
     if "runner" not in metafunc.fixturenames:
         return
     chosen = metafunc.config.getoption("--vllm-runner")
     several_ranks = getattr(metafunc.module, "SEVERAL_RANKS", False)
     names = [name for name in chosen or RUNNERS if several_ranks or RUNNERS[name].ranks == 1]
+    default = getattr(metafunc.module, "DEFAULT_RUNNERS", DEFAULT_RUNNERS)
     runners = [
-        pytest.param(RUNNERS[name], id=name, marks=() if chosen or name in DEFAULT_RUNNERS else pytest.mark.full)
+        pytest.param(RUNNERS[name], id=name, marks=() if chosen or name in default else pytest.mark.full)
         for name in names
     ]
     metafunc.parametrize("runner", runners, indirect=True, scope="session")
@@ -80,6 +83,29 @@ def engine(tiny_qwen3: Path, runner: EngineRunner) -> Iterator[Any]:
         config = model.vllm_entrypoint.llm_engine.vllm_config
         assert bool(config.scheduler_config.async_scheduling) is runner.asynchronous
         yield model
+
+
+@pytest.fixture(scope="session")
+def streaming(tiny_qwen3: Path, runner: EngineRunner) -> Iterator[Loop]:
+    """An asynchronous engine of the tiny model, with its event loop."""
+    from nnsight.modeling.vllm import VLLM
+
+    with runner.building():
+        model = VLLM(
+            str(tiny_qwen3),
+            mode="async",
+            dispatch=True,
+            dtype="float32",
+            max_model_len=128,
+            max_num_seqs=32,
+            **runner.keywords,
+        )
+    loop = Loop(model)
+    try:
+        yield loop
+    finally:
+        model.shutdown()
+        loop.close()
 
 
 @pytest.fixture(scope="session")

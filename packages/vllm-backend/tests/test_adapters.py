@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from engine_runners import EngineRunner
 
 pytestmark = pytest.mark.slow
+DEFAULT_RUNNERS = ("v1",)
 
 PROMPT, STEPS = "w1 w2 w3 w4 w5", 3
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
@@ -56,7 +57,8 @@ def adapted(tiny_qwen3: Path, runner: EngineRunner, tmp_path_factory: pytest.Tem
         references[name] = HFReference(write_merged(folder / f"{name}-merged", tiny_qwen3, adapter))
     with runner.building():
         keywords = {"dtype": "float32", "max_model_len": 128, "max_num_seqs": 8, "block_size": 32, **runner.keywords}
-        lora = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
+        # On a CPU, vLLM gives base requests in a batch with adapted ones what is in the last slot, which stays empty.
+        lora = {"enable_lora": True, "max_loras": 3, "max_lora_rank": 8}
         model = VLLM(str(tiny_qwen3), dispatch=True, **lora, **keywords)
     with model:
         yield Adapted(model, requests, references)
@@ -129,7 +131,7 @@ def test_ops_of_a_layer_with_an_adapter_are_named_here_as_in_the_worker(adapted:
     model = adapted.model
     projection = model.model.layers[1].self_attn.qkv_proj
     assert "WithLoRA.forward" in repr(projection.source)
-    assert "BaseLinearLayerWithLoRA.apply" in repr(projection.source.self_apply_0.source)
+    assert "WithLoRA.apply" in repr(projection.source.self_apply_0.source)
     with pytest.raises(UnknownLocationError, match="self_apply_0"):
         projection.source.self_quant_method_apply_0.output
     for name in (None, "one"):

@@ -26,8 +26,27 @@ def test_messages_reach_whoever_expects_them_in_any_order(mailbox: Mailbox) -> N
     postbox = Postbox(mailbox.address)
     assert postbox.reachable
     for key in ("c", "a", "b"):
-        postbox.post(key, lambda key=key: key.encode() * 1000)
-    assert {key: future.result(10) for key, future in futures.items()} == {key: key.encode() * 1000 for key in futures}
+        postbox.post(key, key.encode() * 1000)
+    assert {key: future.result(10).data for key, future in futures.items()} == {
+        key: key.encode() * 1000 for key in futures
+    }
+    postbox.close()
+
+
+def test_one_message_reaches_several_and_is_read_once(mailbox: Mailbox) -> None:
+    futures = [mailbox.expect(key) for key in ("a", "b")]
+    postbox = Postbox(mailbox.address)
+    postbox.post_each(lambda: [(["a", "gone", "b"], b"both")])
+    messages = [future.result(10) for future in futures]
+    assert messages[0] is messages[1]
+    reads: list[bytes] = []
+
+    def read(data: bytes) -> list[bytes]:
+        reads.append(data)
+        return reads
+
+    assert all(message.read(read) is reads for message in messages)
+    assert reads == [b"both"]
     postbox.close()
 
 
@@ -36,11 +55,11 @@ def test_another_process_posts_and_ends_at_once(mailbox: Mailbox) -> None:
     script = f"""
         from nnsight_vllm._mailbox import Postbox
         postbox = Postbox({mailbox.address!r})
-        postbox.post("big", lambda: bytes(5_000_000))
+        postbox.post("big", bytes(5_000_000))
         postbox.close()
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60)
-    assert len(future.result(10)) == 5_000_000
+    assert len(future.result(10).data) == 5_000_000
 
 
 def test_what_nobody_expects_is_dropped_and_said_so() -> None:
@@ -49,10 +68,10 @@ def test_what_nobody_expects_is_dropped_and_said_so() -> None:
     kept, forgotten = mailbox.expect("kept"), mailbox.expect("forgotten")
     mailbox.forget(["forgotten"])
     postbox = Postbox(mailbox.address)
-    postbox.post("forgotten", lambda: b"1")
-    postbox.post("never expected", lambda: b"2")
-    postbox.post("kept", lambda: b"3")
-    assert kept.result(10) == b"3"
+    postbox.post("forgotten", b"1")
+    postbox.post("never expected", b"2")
+    postbox.post("kept", b"3")
+    assert kept.result(10).data == b"3"
     assert dropped == [b"1", b"2"]
     assert forgotten.cancelled()
     postbox.close()

@@ -12,14 +12,15 @@ import torch
 
 import nnsight
 from nnsight import NNsight
-from nnsight.backends import decode_outcome, decode_program, encode_outcome, encode_program
+from nnsight._trace.shipping import Template, TemplateReader, write_programs
+from nnsight.backends import decode_outcome, encode_outcome
 from nnsight.families import ModelFamily, StandardValue, find_family
 from nnsight.plugins import plugin_manager
 from nnsight.testing import BackendConformance, LayerOps, Reference, Subject
 from tests.conformance.decoder import HIDDEN, LAYERS, Decoder
 
 if TYPE_CHECKING:
-    from nnsight.backends import Outcome, Program, Request
+    from nnsight.backends import Outcome, Request
     from nnsight.events import RootModule
 
 
@@ -66,9 +67,12 @@ class Travelling(NNsight):
     """Sends programs and outcomes through bytes, and holds read-only programs to it, as backends with engines do."""
 
     def _execute(self, requests: Sequence[Request]) -> list[Outcome]:
+        reader = TemplateReader(self._tree)
+        shipments = write_programs([request.program for request in requests])
+        templates = {shipment.template: reader.read(shipment.template) for shipment in shipments}
         arrived = [
-            replaced(request, program=_Promised(decode_program(encode_program(request.program), self._tree)))
-            for request in requests
+            replaced(request, program=_Promised(templates[shipment.template], shipment.own))
+            for request, shipment in zip(requests, shipments, strict=True)
         ]
         outcomes = super()._execute(arrived)
         homeward = [
@@ -78,8 +82,9 @@ class Travelling(NNsight):
 
 
 class _Promised:
-    def __init__(self, program: Program) -> None:
-        self._program = program
+    def __init__(self, template: Template, own: bytes) -> None:
+        self._program = template.program
+        self.values = template.values(own)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._program, name)

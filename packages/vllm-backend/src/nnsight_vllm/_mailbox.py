@@ -1,9 +1,10 @@
-"""How workers send home what their requests saved: one message each, past the engine and without a collective call.
+"""How workers send home what their requests saved: by messages, past the engine and without a collective call.
 
 A collective call reaches every worker between two steps and waits for all of them, so one for each finished request
-would hold up everybody's. A worker posts an outcome when it sees its request end, which vLLM tells it in the step
-after, and a thread of the worker does the copying and the writing. The messages go through a socket in a folder that
-only this user can enter; large values stay in shared memory (`_transfer`), and the message says where.
+would hold up everybody's. A worker posts outcomes when it sees requests end, which vLLM tells it in the step after,
+and a thread of the worker does the copying and the writing: one message for all that ended together. The messages go
+through a socket in a folder that only this user can enter; large values stay in shared memory (`_transfer`), and the
+message says where.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import zmq
+
+Content = TypeVar("Content")
 
 # Leads workers of an engine that is being built to its mailbox.
 ADDRESS_VARIABLE: Final = "NNSIGHT_MAILBOX"
@@ -33,8 +37,42 @@ WAITS_FOR_RESULT: Final = b""
 _opened: dict[str, int] = {}
 
 _STOP: Final = b""
+_BETWEEN_KEYS: Final = b" "
 # How long a closing worker tries to hand over what it has posted.
 _LINGER_MS: Final = 1000
+
+
+class Message:
+    """What a worker posted, for one request or for several.
+
+    Attributes:
+        data: The bytes of it.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        """Hold what was posted."""
+        self.data = data
+        self._content: Any = None
+        self._error: Exception | None = None
+        self._lock = threading.Lock()
+
+    def read(self, reader: Callable[[bytes], Content]) -> Content:
+        """Return what a reader makes of the bytes, which it is given once, by whoever asks first."""
+        with self._lock:
+            if self._error is None and self._content is None:
+                try:
+                    self._content = reader(self.data)
+                except Exception as error:  # noqa: BLE001 - raised to everybody who asks
+                    self._error = error
+            if self._error is not None:
+                raise self._error
+            found: Content = self._content
+            return found
+
+
+def news_key(key: str) -> str:
+    """Return what messages are posted under that tell of a request under way."""
+    return f"+{key}"
 
 
 def is_own(address: str) -> bool:
@@ -49,14 +87,15 @@ class Mailbox:
         """Open a mailbox.
 
         Args:
-            dropped: Told of each message that nobody expects any more.
+            dropped: Told of each message that none of those whom it is for expects any more.
         """
         self._folder = tempfile.mkdtemp(prefix="nnsight-")
         self.address = f"ipc://{self._folder}/mailbox"
         _opened[self.address] = os.getpid()
         self._dropped = dropped
         self._lock = threading.Lock()
-        self._expected: dict[bytes, Future[bytes]] = {}
+        self._expected: dict[bytes, Future[Message]] = {}
+        self._listening: dict[bytes, deque[Message]] = {}
         self._announced: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PULL)
@@ -65,12 +104,19 @@ class Mailbox:
         self._thread = threading.Thread(target=self._receive, name="nnsight-mailbox", daemon=True)
         self._thread.start()
 
-    def expect(self, key: str) -> Future[bytes]:
+    def expect(self, key: str) -> Future[Message]:
         """Return the future of a message; to be called before anything can post it."""
-        future: Future[bytes] = Future()
+        future: Future[Message] = Future()
         with self._lock:
             self._expected[key.encode()] = future
         return future
+
+    def listen(self, key: str) -> deque[Message]:
+        """Return where messages are put that tell of a request under way, as they come; `forget` ends it."""
+        heard: deque[Message] = deque()
+        with self._lock:
+            self._listening[news_key(key).encode()] = heard
+        return heard
 
     def announcements(self, count: int, timeout_s: float) -> list[bytes]:
         """Return what so many workers have posted about themselves; fewer where time runs out."""
@@ -85,6 +131,7 @@ class Mailbox:
         """Expect messages no longer."""
         with self._lock:
             for key in keys:
+                self._listening.pop(news_key(key).encode(), None)
                 future = self._expected.pop(key.encode(), None)
                 if future is not None:
                     future.cancel()
@@ -116,18 +163,29 @@ class Mailbox:
     def _receive(self) -> None:
         with contextlib.closing(self._socket):
             while True:
-                key, message = self._socket.recv_multipart()
-                if key == _STOP:
+                keys, data = self._socket.recv_multipart()
+                if keys == _STOP:
                     return
-                if key == ANNOUNCEMENT.encode():
-                    self._announced.put(message)
+                if keys == ANNOUNCEMENT.encode():
+                    self._announced.put(data)
                     continue
-                with self._lock:
-                    future = self._expected.pop(key, None)
-                if future is not None and future.set_running_or_notify_cancel():
-                    future.set_result(message)
-                else:
-                    self._dropped(message)
+                self._hand_out(keys.split(_BETWEEN_KEYS), Message(data))
+
+    def _hand_out(self, keys: Iterable[bytes], message: Message) -> None:
+        wanted = False
+        with self._lock:
+            found = [self._expected.pop(key, None) for key in keys]
+            for key in keys:
+                heard = self._listening.get(key)
+                if heard is not None:
+                    heard.append(message)
+                    wanted = True
+        for future in found:
+            if future is not None and future.set_running_or_notify_cancel():
+                future.set_result(message)
+                wanted = True
+        if not wanted:
+            self._dropped(message.data)
 
 
 class Postbox:
@@ -142,7 +200,7 @@ class Postbox:
         """
         self._address = address
         self._prepare = prepare
-        self._queue: queue.SimpleQueue[tuple[str, Callable[[], bytes]] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Callable[[], Iterable[tuple[Sequence[str], bytes]]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     @property
@@ -150,12 +208,20 @@ class Postbox:
         """Whether the mailbox is on this host and still open."""
         return Path(self._address.removeprefix("ipc://")).exists()
 
-    def post(self, key: str, make: Callable[[], bytes]) -> None:
-        """Send what `make` returns, which is called in another thread and must not raise."""
+    def post(self, key: str, data: bytes) -> None:
+        """Send a message."""
+        self.post_each(lambda: [([key], data)])
+
+    def post_each(self, make: Callable[[], Iterable[tuple[Sequence[str], bytes]]]) -> None:
+        """Send messages.
+
+        Args:
+            make: Makes the messages, each with the keys that it is for, in another thread; it must not raise.
+        """
         if self._thread is None:
             self._thread = threading.Thread(target=self._send, name="nnsight-postbox", daemon=True)
             self._thread.start()
-        self._queue.put((key, make))
+        self._queue.put(make)
 
     def close(self) -> None:
         """Send what was posted, for a second at most, and end."""
@@ -170,6 +236,6 @@ class Postbox:
             socket.set_hwm(0)
             socket.setsockopt(zmq.LINGER, _LINGER_MS)
             socket.connect(self._address)
-            while (posted := self._queue.get()) is not None:
-                key, make = posted
-                socket.send_multipart([key.encode(), make()], copy=False)
+            while (make := self._queue.get()) is not None:
+                for keys, data in make():
+                    socket.send_multipart([_BETWEEN_KEYS.join(key.encode() for key in keys), data], copy=False)

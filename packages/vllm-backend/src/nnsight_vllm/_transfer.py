@@ -40,6 +40,12 @@ def shared_folder() -> Path:
     return memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
 
 
+def is_shared(path: str) -> bool:
+    """Tell whether a path is one that `write_shared` may have made."""
+    folder, name = os.path.split(path)
+    return folder == str(shared_folder()) and name.startswith(PREFIX)
+
+
 def write_shared(parts: Iterable[bytes | memoryview]) -> str | None:
     """Write data, given in parts, to a new file that only this user can read.
 

@@ -96,6 +96,11 @@ class JoinedScope:
         """Rows of the whole batch."""
         return self.last.total
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of the last part."""
+        return self.last.num_rows
+
     def apart(self) -> JoinedScope:
         """Return itself."""
         return self

@@ -14,6 +14,7 @@ from nnsight._interleave.visit import MISSING
 
 if TYPE_CHECKING:
     from nnsight._interleave.budget import ByteBudget
+    from nnsight._interleave.interleaver import Tree
     from nnsight._interleave.receipt import Receipt
     from nnsight._interleave.scope import Scope
 
@@ -105,6 +106,17 @@ class Recording:
         else:
             open_call.output = own
         self._count(f"{path}.output" if path else "output")
+
+    def note_untouched(self, tree: Tree) -> None:
+        """Note on the receipt which calls never came; a container of modules has none."""
+        sides = [side for side, asked in (("inputs", self._inputs), ("output", self._output)) if asked]
+        for path in self.paths:
+            if type(tree.module(path)).forward is nn.Module.forward:
+                continue
+            for side in sides:
+                where = f"{path}.{side}" if path else side
+                if where not in self._receipt.recorded:
+                    self._receipt.note_untouched(where)
 
     def _plain(self, argument: object) -> object:
         return self._path_of(argument) if isinstance(argument, nn.Module) else argument

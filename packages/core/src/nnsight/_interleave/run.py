@@ -81,8 +81,11 @@ class BlockRun:
         recordings: Calls of modules that are recorded for it.
         budget: How much it may run and hold; None without a limit.
         num_armed: How many of them the interleaver has begun in this step.
+        tier: How the steps of the request run, for the receipt.
         log: Keeps what the block leaves in rows of the model, where they may have to be written again.
         pieces: What earlier parts of the prompt had where the block reads, if it is computed in several.
+        rank: Its place among the blocks of one request, which see a value one after the other.
+        by_row: Whether it is to change whole rows of tokens alone, as its source promises; all else fails it.
     """
 
     def __init__(
@@ -120,9 +123,12 @@ class BlockRun:
         self.tree: Any = None
         self.recordings: list[Recording] = []
         self.num_armed = 0
+        self.tier = "eager"
         self.budget: Budget | None = None
         self.log: RowLog | None = None
         self.pieces: Pieces | None = None
+        self.rank = 0
+        self.by_row = False
         self._body = body
         self._read_only = read_only
         self._modes = BlockModes(grad=grad, inference=inference)
@@ -165,7 +171,10 @@ class BlockRun:
 
     def read_item(self, location: Location, index: int) -> object:
         """Return `read(location)[index]`; where the value is a tuple, its other items are not copied yet."""
-        return self._visit_of(location, wanted=index).item(index)
+        visit = self._visit_of(location, wanted=index)
+        if self.by_row:
+            visit.refuse_item_of_tensor()
+        return visit.item(index)
 
     def write(self, location: Location, value: object) -> None:
         """Replace the value of `location`, waiting for it first where it has not been reached.
@@ -246,7 +255,7 @@ class BlockRun:
         if self.budget is not None:
             self.budget.renew()
         if self.present:
-            self.receipt.steps += 1
+            self._count_step(scope)
         if self.finished:
             return
         wait = self.wait
@@ -286,6 +295,8 @@ class BlockRun:
             self._watch(visit)
             return live
         try:
+            if self.by_row:
+                visit.refuse_changes_across_rows()
             landed, changed = visit.land(read_only=self._read_only)
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to this request alone
             self.fail(error)
@@ -333,6 +344,7 @@ class BlockRun:
         for _ in range(_MAX_REFUSALS):
             if self.finished or type(self.wait) is not Location or self.wait is RESULT:
                 return
+            self._note_untouched()
             self._switch(throw=self._out_of_order(self.wait))
         self._give_up()
 
@@ -343,6 +355,7 @@ class BlockRun:
             if self.finished or self.wait is RESULT:
                 return
             if type(self.wait) is Location:
+                self._note_untouched()
                 self._switch(throw=self._out_of_order(self.wait))
             else:
                 self._switch()
@@ -368,6 +381,7 @@ class BlockRun:
     def fail(self, error: BaseException) -> None:
         """Raise `error` in the block where it waits."""
         if not self.finished:
+            self._note_untouched()
             self._switch(throw=error)
         elif self.error is None:
             self.error = error
@@ -377,9 +391,13 @@ class BlockRun:
         for _ in range(_MAX_REFUSALS):
             if self.finished:
                 break
+            self._note_untouched()
             self._switch(throw=BlockClosed())
         self.finished = True
         self._visit = None
+        if self.records:
+            for recording in self.recordings:
+                recording.note_untouched(self.tree)
 
     def count_late_edits(self) -> None:
         """Warn of tensors that were changed in place after the model had moved on."""
@@ -444,6 +462,19 @@ class BlockRun:
         # The source of a read-only program shows no edit, so there is no late one to warn of.
         if not self._read_only:
             visit.watch(self._late)
+
+    def _count_step(self, scope: Scope | None) -> None:
+        receipt = self.receipt
+        receipt.steps += 1
+        receipt.tiers[self.tier] = receipt.tiers.get(self.tier, 0) + 1
+        num_rows = None if scope is None else scope.num_rows
+        if num_rows is not None:
+            receipt.rows = (receipt.rows or 0) + num_rows
+
+    def _note_untouched(self) -> None:
+        """Note the location that the block waits for, if it does: it is not reached any more."""
+        if type(self.wait) is Location and self.wait is not RESULT:
+            self.receipt.note_untouched(self.wait.name)
 
     def _out_of_order(self, wait: Location) -> OutOfOrderError:
         return out_of_order(wait, self._last, self.step, over=self.ended)

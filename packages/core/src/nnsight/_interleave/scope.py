@@ -37,6 +37,10 @@ class Scope(Protocol):
     def total(self) -> int | None:
         """Rows of the whole batch, None where the first dimension does not count them."""
 
+    @property
+    def num_rows(self) -> int | None:
+        """Rows of the request, None where the first dimension does not count them."""
+
     def apart(self) -> Scope:
         """Return the same part, whose edits land in a tensor of their own and leave other names of the memory alone."""
 
@@ -73,6 +77,7 @@ class WholeScope:
     lands_unchanged: ClassVar[bool] = True
     alone: ClassVar[bool] = True
     total: ClassVar[None] = None
+    num_rows: ClassVar[None] = None
 
     def apart(self) -> WholeScope:
         """Return itself: its edits never land in memory of the model."""
@@ -121,6 +126,11 @@ class RowScope:
     total: int
     alone: bool = False
     fresh: bool = False
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the request."""
+        return self.stop - self.start
 
     def apart(self) -> RowScope:
         """Return the same rows, whose edits land in a copy."""

@@ -21,9 +21,10 @@ from nnsight._capture import (
 from nnsight._capture.order import names_read_first
 from nnsight._envoy import Envoy, Source, SourceOp
 from nnsight._interleave import BlockRun, Budget
+from nnsight._program.analysis import Analyses
 from nnsight._program.containers import difference, snapshot
 from nnsight._program.effects import Effects, summarize
-from nnsight._program.inspected import check_ops, looks_into
+from nnsight._program.inspected import looks_into
 from nnsight._program.pending import Pending
 from nnsight._program.saves import SaveBook, block_helpers, save_names
 from nnsight._program.unwinding import above_unwinding
@@ -88,6 +89,7 @@ class Program:
         given: Mapping[str, object],
         value_names: frozenset[str],
         saved: Callable[[object], bool] = lambda value: False,
+        analyses: Analyses | None = None,
     ) -> Program:
         """Capture a block that stands in a frame.
 
@@ -97,6 +99,7 @@ class Program:
             given: Names that the trace itself binds, such as the one after `as`.
             value_names: Names of the request's own values, such as `logits`.
             saved: Tells whether a container was saved outside the block.
+            analyses: What was told of other blocks of the trace.
 
         Raises:
             UnknownLocationError: The block names an op that its forward has not.
@@ -116,11 +119,11 @@ class Program:
                 shadowed.add(name)
         _let_go(values, statements)
         parameters = tuple(sorted(name for name in names.bound if name in values or name in shadowed))
-        check_ops(statements, values)
         # A container of several names changes once.
         first = {id(value): name for name, value in sorted(values.items(), reverse=True) if saved(value)}
         returned = tuple(sorted(first.values()))
-        return cls(source, parameters, values, returned, summarize(statements, values, value_names))
+        effects = (analyses or Analyses()).effects(source, statements, values, value_names)
+        return cls(source, parameters, values, returned, effects)
 
     @classmethod
     def from_values(cls, source: BlockSource, values: Mapping[str, object]) -> Program:
@@ -135,6 +138,7 @@ class Program:
         grad: bool,
         inference: bool = False,
         read_only: bool,
+        book: SaveBook | None = None,
         budget: Budget | None = None,
     ) -> BlockRun:
         """Make a run of the block.
@@ -144,9 +148,10 @@ class Program:
             grad: Grad mode that the block begins in.
             inference: Inference mode that the block begins in.
             read_only: Whether an edit is refused.
+            book: Where saves are marked; a new one by default.
             budget: How much it may run and hold; the one that its functions were read with.
         """
-        book = SaveBook()
+        saves_book = book or SaveBook()
 
         def body(run: BlockRun) -> None:
             before = {name: snapshot(values[name]) for name in self.returned}
@@ -160,11 +165,11 @@ class Program:
                 }
                 run.exports = {name: variables[name] for name in self.exports if name in variables}
 
-            run_source(self.source, self.parameters, values, book, keep, budget)
+            run_source(self.source, self.parameters, values, saves_book, keep, budget)
 
         run = BlockRun(above_unwinding(body), grad=grad, inference=inference, read_only=read_only)
-        run.saves = book
-        run.limit(budget, book.values)
+        run.saves = saves_book
+        run.limit(budget, saves_book.values)
         run.looks_into = looks_into(self.effects.looks_into)
         return run
 

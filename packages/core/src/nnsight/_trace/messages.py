@@ -17,6 +17,7 @@ from nnsight._interleave.visit import MISSING
 from nnsight._program import Effects, FunctionCodec, MethodCodec, Pending, Program
 from nnsight._trace.block_tracer import BlockTracer
 from nnsight._trace.cache import Cache, CachedModule
+from nnsight._trace.edit import Edit, EditTracer
 from nnsight._trace.model import TracedModel
 from nnsight._trace.tracer import Invoker, Tracer
 from nnsight._wire import CodecTable, Limits, decode, default_codecs, encode, encode_parts, part
@@ -204,6 +205,22 @@ class PendingCodec:
         raise WireError("the message holds a value that is not there yet")
 
 
+class EditCodec:
+    """Refuse an edit: it is installed, chosen and removed by code outside blocks."""
+
+    tag = "nnsight.edit"
+
+    def encode(self, value: Any, encoder: Encoder) -> object:
+        """Refuse it."""
+        raise encoder.refusal(
+            value, "it is an edit", "Edits are chosen with edits=[...] and removed with edit.clear(), outside blocks."
+        )
+
+    def decode(self, payload: Any, decoder: Decoder) -> object:
+        """Refuse it."""
+        raise WireError("the message holds an edit, which does not travel")
+
+
 def write_handed(value: object, name: str) -> Parts:
     """Write a value that one invoke hands to another, as the parts of a message.
 
@@ -236,10 +253,24 @@ def block_codecs(
         handed: Reads values that invokes hand to others.
         budget: What functions that are read count for.
     """
-    envoys, sources, tracers = EnvoyCodec(tree), SourceCodec(tree), TracerCodec(tree)
-    results, caches = ResultCodec(result), CacheCodec()
+    table = _plain_block_codecs() if tree is None and handed is None else _make_block_codecs(tree, handed)
+    if budget is not None:
+        table = table.extended({FunctionType: FunctionCodec(budget)})
+    if result is None:
+        return table
+    codec = ResultCodec(result)
+    return table.extended({type(result): codec}, readers=[codec])
+
+
+@lru_cache(maxsize=1)
+def _plain_block_codecs() -> CodecTable:
+    return _make_block_codecs(None, None)
+
+
+def _make_block_codecs(tree: ModelTree | None, handed: HandedCodec | None) -> CodecTable:
+    envoys, sources, tracers, caches = EnvoyCodec(tree), SourceCodec(tree), TracerCodec(tree), CacheCodec()
     types: dict[type, Any] = {
-        FunctionType: FunctionCodec(budget),
+        FunctionType: FunctionCodec(),
         MethodType: MethodCodec(),
         Envoy: envoys,
         Source: sources,
@@ -247,14 +278,14 @@ def block_codecs(
         TracedModel: envoys,
         Tracer: tracers,
         Invoker: tracers,
+        EditTracer: tracers,
+        Edit: EditCodec(),
         HandedValue: handed or HandedCodec(),
         Pending: PendingCodec(),
         Cache: caches,
         CachedModule: caches,
     }
-    if result is not None:
-        types[type(result)] = results
-    return base_codecs().extended(types, readers=[results])
+    return base_codecs().extended(types, readers=[ResultCodec()])
 
 
 def encode_program(program: Program) -> bytes:

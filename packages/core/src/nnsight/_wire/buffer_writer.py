@@ -29,6 +29,7 @@ class _Group:
         places: The places of the small tensors, whose offsets count from the first of them.
         large: The large tensors with their places. They come after the small ones of the dtype, so that a reader finds
             those side by side.
+        taken: The bytes of all of them.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
@@ -36,6 +37,7 @@ class _Group:
         self.count = 0
         self.places: list[list[object]] = []
         self.large: list[tuple[list[object], torch.Tensor]] = []
+        self.taken = 0
         self._name = ENTRY_NAMES[dtype]
         self._itemsize = dtype.itemsize
         self._joined_as = JOINED_AS.get(dtype)
@@ -60,6 +62,7 @@ class _Group:
         size = self._size
         if not size:
             return place
+        self.taken += size
         if self._unusual or tensor.is_neg():
             tensor = self._as_stored(tensor)
         if size >= OWN_BYTES:
@@ -127,6 +130,11 @@ class BufferWriter:
         if group is None:
             group = self._groups[key] = _Group(*key)
         return group.add(tensor)
+
+    @property
+    def taken(self) -> int:
+        """The bytes of the tensors and arrays that were taken in so far."""
+        return self._raw_size + sum(group.taken for group in self._groups.values())
 
     def device_text(self, device: torch.device) -> str:
         """Return the text of a device, which takes long to make."""

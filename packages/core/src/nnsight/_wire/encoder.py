@@ -167,6 +167,10 @@ class Encoder:
         finally:
             self._key_depth -= 1
 
+    def forget(self) -> None:
+        """Let values that come next share nothing with those that were encoded so far, even where they are the same."""
+        self._nodes = {}
+
     def refusal(self, value: object, reason: str, advice: str = WAYS_OUT) -> UntransferableValueError:
         """Make the error that says why the value being encoded cannot travel.
 

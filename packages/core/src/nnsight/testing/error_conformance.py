@@ -98,3 +98,20 @@ class ErrorConformance:
         assert receipt.steps == 3
         assert receipt.visits == {f"{layers[0]}.output": 3, f"{layers[1]}.output": 3}
         assert receipt.edits == {f"{layers[0]}.output": 3}
+        assert sum(receipt.tiers.values()) == 3
+        # A backend that tells rows apart has served the prompt and one row for each step after it.
+        assert receipt.rows in (None, subject.lengths[0] + 2)
+        assert receipt.untouched == []
+
+    def test_a_receipt_names_what_was_asked_for_and_never_reached(self, subject: Subject) -> None:
+        model, layers = subject.model, subject.layers
+        with model.trace(*subject.prompts[0], **subject.keywords(1)) as tracer:
+            model.get(layers[2]).output
+            try:
+                model.get(layers[1]).output
+            except OutOfOrderError:
+                kept = "caught".save()
+        assert kept == "caught"
+        assert tracer.receipt.untouched == [f"{layers[1]}.output"]
+        assert f"{layers[1]}.output" in str(tracer.receipt)
+        assert "1 untouched" in repr(tracer.receipt)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
@@ -10,21 +12,73 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from nnsight_vllm._client.engine import PATIENCE_S, RunningEngine, read_answers, write_question
-from nnsight_vllm._client.outcomes import read_outcomes
-from nnsight_vllm._client.submission import Submission
+from nnsight_vllm._client.engine import (
+    PATIENCE_S,
+    RunningEngine,
+    read_answers,
+    refusal_of,
+    write_edit,
+    write_keys,
+    write_question,
+)
+from nnsight_vllm._client.outcomes import read_news, read_outcomes
+from nnsight_vllm._edits import INSTALL, UNINSTALL
 from nnsight_vllm._mailbox import WAITS_FOR_RESULT
 from nnsight_vllm.compat import public
 
 if TYPE_CHECKING:
-    from nnsight._trace import Outcome, Request
+    from nnsight._trace import Edit, Outcome
+    from nnsight_vllm._client.submission import Submission
+    from nnsight_vllm._mailbox import Message
 
 
 class AsyncEngine(RunningEngine):
     """One running engine; its requests share the event loop that the first of them was run in."""
 
+    def __init__(self, repo: str, keywords: Mapping[str, Any]) -> None:
+        """Start the engine; see `RunningEngine`."""
+        # Edits that were installed or cleared since the last request: a `with` statement cannot wait for the engine.
+        self._changes: deque[tuple[str, bytes, Edit | None]] = deque()
+        self._changing = asyncio.Lock()
+        super().__init__(repo, keywords)
+        public.prepare_requests(self.llm, self._change)
+
     def _build(self, repo: str, keywords: Mapping[str, Any]) -> Any:
         return public.build_async_llm(repo, keywords)
+
+    def install(self, edit: Edit) -> None:
+        """Have an edit run beside all requests that are made from now on; it is sent before the next of them.
+
+        Raises:
+            UntransferableValueError: A value that its block names cannot travel.
+        """
+        self._changes.append((INSTALL, write_edit(edit), edit))
+
+    def uninstall(self, edits: Sequence[Edit]) -> None:
+        """Have edits run beside no further request."""
+        self._changes.append((UNINSTALL, write_keys(edits), None))
+
+    async def _change(self) -> None:
+        """Bring the engine's edits up to date, before a request is added to it.
+
+        Raises:
+            EngineError: The engine died.
+            Exception: A worker could not read an edit, which is cleared then.
+        """
+        if not self._changes and not self._changing.locked():
+            return
+        async with self._changing:
+            while self._changes:
+                method, data, edit = self._changes[0]
+                try:
+                    replies = await self.llm.collective_rpc(method, args=(data,))
+                except public.engine_dead_errors() as error:
+                    raise self.death("was told of an edit", error) from error
+                self._changes.popleft()
+                refusal = None if edit is None else refusal_of(replies)
+                if refusal is not None and edit is not None:
+                    edit.clear()
+                    raise refusal
 
     @property
     def tokenizer(self) -> Any:
@@ -36,8 +90,11 @@ class AsyncEngine(RunningEngine):
 
         Raises:
             EngineError: The engine was shut down, or died.
+            Exception: A worker could not read an edit that was installed before it.
         """
         self.refuse_dead()
+        # Within vLLM's own method, an error would come out as one of vLLM's.
+        await self._change()
         completions = public.Completions(params)
         try:
             async with aclosing(self.llm.generate(prompt, params, request_id, **keywords)) as outputs:
@@ -47,20 +104,23 @@ class AsyncEngine(RunningEngine):
         except public.engine_dead_errors() as error:
             raise self.death("ran a request", error) from error
 
-    async def stream(self, request: Request) -> AsyncGenerator[tuple[Any, Outcome | None], None]:
-        """Run a traced request and stream its outputs, the last with what became of the block.
+    async def stream(self, submission: Submission) -> AsyncGenerator[tuple[Any, Outcome | None], None]:
+        """Run a request and stream its outputs, the last with what became of its blocks.
 
-        A stream that is closed early ends its request, and nothing of it is left in the engine.
+        Where the request asks for it, every other output has what was saved since the one before as `saves`. A stream
+        that is closed early ends its request, and nothing of it is left in the engine.
         """
-        submission = Submission.of(request, self)
         keys = submission.sequence_keys
         posted = {key: self.mailbox.expect(key) for key in keys} if self.posts else {}
+        heard = {key: self.mailbox.listen(key) for key in keys if submission.streams}
         arrived = False
         try:
             running = self.generate(submission.prompt, submission.params, submission.key, **submission.keywords)
             async with aclosing(running) as outputs:
                 async for output in outputs:
                     if not output.finished:
+                        if heard:
+                            await _attach_news(output, heard, keys)
                         yield output, None
                         continue
                     found = await self._receive(keys, output, posted)
@@ -68,36 +128,50 @@ class AsyncEngine(RunningEngine):
                     arrived = True
                     yield output, outcome
         finally:
-            if not arrived:
-                self.mailbox.forget(keys)
-                if self.llm is not None:
-                    await self._discard(keys)
+            self.mailbox.forget(keys)
+            for key, messages in heard.items():
+                # The values of a message may lie in a file, which goes when they are read.
+                with contextlib.suppress(Exception):
+                    read_news(messages, key)
+            if not arrived and self.llm is not None:
+                await self._discard(keys)
 
     async def _receive(
-        self, keys: Sequence[str], result: Any, posted: Mapping[str, Future[bytes]]
-    ) -> dict[str, bytes | None]:
+        self, keys: Sequence[str], result: Any, posted: Mapping[str, Future[Message]]
+    ) -> dict[str, Message]:
         """Receive what became of each sequence, giving the finished output to those blocks that wait for it."""
-        found: dict[str, bytes | None] = {}
+        found: dict[str, Message] = {}
         for key, future in posted.items():
             try:
-                posting: asyncio.Future[bytes] = asyncio.wrap_future(future)
+                posting: asyncio.Future[Message] = asyncio.wrap_future(future)
                 found[key] = await asyncio.wait_for(posting, PATIENCE_S)
             except TimeoutError:
                 self.mailbox.forget([key])
         found |= await self._collect({key: None for key in keys if key not in found})
-        return found | await self._collect({key: result for key, data in found.items() if data == WAITS_FOR_RESULT})
+        waiting = [key for key, message in found.items() if message.data == WAITS_FOR_RESULT]
+        return found | await self._collect(dict.fromkeys(waiting, result))
 
-    async def _collect(self, results: Mapping[str, Any]) -> dict[str, bytes | None]:
+    async def _collect(self, results: Mapping[str, Any]) -> dict[str, Message]:
         if not results:
             return {}
         try:
             replies = await self.llm.collective_rpc("nnsight_collect", args=(write_question(results),))
         except public.engine_dead_errors() as error:
             raise self.death("was asked for what a request saved", error) from error
-        return read_answers(replies, results)
+        return read_answers(replies)
 
     async def _discard(self, keys: Sequence[str]) -> None:
         try:
             await self.llm.collective_rpc("nnsight_discard", args=(msgspec.msgpack.encode(list(keys)),))
         except Exception:  # noqa: BLE001 - the error that led here is the one to show
             return
+
+
+async def _attach_news(output: Any, heard: Mapping[str, deque[Message]], keys: Sequence[str]) -> None:
+    """Put what has been saved since the output before on each completion, and on an output that has just one."""
+    for completion in output.outputs:
+        key = keys[completion.index]
+        messages = [heard[key].popleft() for _ in range(len(heard[key]))]
+        completion.saves = (await asyncio.to_thread(read_news, messages, key)).saves if messages else {}
+    if len(keys) == 1:
+        output.saves = output.outputs[0].saves

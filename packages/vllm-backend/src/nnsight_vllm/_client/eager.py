@@ -11,15 +11,25 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from nnsight_vllm._client.engine import PATIENCE_S, RunningEngine, read_answers, write_question
+from nnsight_vllm._client.engine import (
+    PATIENCE_S,
+    RunningEngine,
+    read_answers,
+    refusal_of,
+    write_edit,
+    write_keys,
+    write_question,
+)
 from nnsight_vllm._client.outcomes import read_outcomes
 from nnsight_vllm._client.sampling import REQUEST_KEYWORDS
-from nnsight_vllm._client.submission import Submission
+from nnsight_vllm._client.submission import Submission, submitting
+from nnsight_vllm._edits import INSTALL, UNINSTALL
 from nnsight_vllm._mailbox import WAITS_FOR_RESULT
 from nnsight_vllm.compat import public
 
 if TYPE_CHECKING:
-    from nnsight._trace import Outcome, Request
+    from nnsight._trace import Edit, Outcome, Request
+    from nnsight_vllm._mailbox import Message
 
 
 class EagerEngine(RunningEngine):
@@ -48,7 +58,13 @@ class EagerEngine(RunningEngine):
 
     def execute(self, requests: Sequence[Request]) -> list[Outcome]:
         """Run traced requests to their ends, and bring home what they saved."""
-        submissions = [Submission.of(request, self) for request in requests]
+        self.refuse_dead()
+        with submitting(requests, self) as submissions:
+            return self.submit(submissions)
+
+    def submit(self, submissions: Sequence[Submission]) -> list[Outcome]:
+        """Run requests to their ends, and bring home what their blocks saved."""
+        self.refuse_dead()
         keys = [key for each in submissions for key in each.sequence_keys]
         posted = {key: self.mailbox.expect(key) for key in keys} if self.posts else {}
         with self._lock:
@@ -63,6 +79,27 @@ class EagerEngine(RunningEngine):
                 raise
             return self._bring_home(submissions, results, posted)
 
+    def install(self, edit: Edit) -> None:
+        """Have an edit run beside all requests that are made from now on.
+
+        Raises:
+            UntransferableValueError: A value that its block names cannot travel.
+            EngineError: The engine died.
+            Exception: A worker could not read the block.
+        """
+        self.refuse_dead()
+        data = write_edit(edit)
+        with self._lock:
+            refusal = refusal_of(self._call(INSTALL, data))
+        if refusal is not None:
+            raise refusal
+
+    def uninstall(self, edits: Sequence[Edit]) -> None:
+        """Have edits run beside no further request."""
+        with self._lock:
+            if self.died is None:
+                self._call(UNINSTALL, write_keys(edits))
+
     def _generate(self, prompts: Sequence[Any], params: Sequence[Any], **keywords: Any) -> list[Any]:
         self.refuse_dead()
         try:
@@ -74,11 +111,11 @@ class EagerEngine(RunningEngine):
             raise
 
     def _bring_home(
-        self, submissions: Sequence[Submission], results: Sequence[Any], posted: Mapping[str, Future[bytes]]
+        self, submissions: Sequence[Submission], results: Sequence[Any], posted: Mapping[str, Future[Message]]
     ) -> list[Outcome]:
         pairs = list(zip(submissions, results, strict=True))
         by_key = {key: result for each, result in pairs for key in each.sequence_keys}
-        found: dict[str, bytes | None] = {}
+        found: dict[str, Message] = {}
         try:
             for key, future in posted.items():
                 with contextlib.suppress(FutureTimeoutError):
@@ -86,15 +123,16 @@ class EagerEngine(RunningEngine):
             missing = [key for key in by_key if key not in found]
             self.mailbox.forget(missing)
             found |= self._collect(dict.fromkeys(missing))
-            found |= self._collect({key: by_key[key] for key, data in found.items() if data == WAITS_FOR_RESULT})
+            waiting = [key for key, message in found.items() if message.data == WAITS_FOR_RESULT]
+            found |= self._collect({key: by_key[key] for key in waiting})
             return [read_outcomes(found, each.sequence_keys, result) for each, result in pairs]
         except BaseException:
             self._remove_files()
             raise
 
-    def _collect(self, results: Mapping[str, Any]) -> dict[str, bytes | None]:
+    def _collect(self, results: Mapping[str, Any]) -> dict[str, Message]:
         """Ask the workers for outcomes, giving them the finished outputs that the blocks wait for."""
-        return read_answers(self._call("nnsight_collect", write_question(results)), results) if results else {}
+        return read_answers(self._call("nnsight_collect", write_question(results))) if results else {}
 
     def _discard(self, keys: Sequence[str]) -> None:
         self.mailbox.forget(keys)

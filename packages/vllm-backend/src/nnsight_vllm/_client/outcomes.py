@@ -1,24 +1,28 @@
-"""What a worker sent home for one request, read."""
+"""What a worker sent home for requests, read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from nnsight._interleave import Receipt
 from nnsight._program.failures import rebuild_error
-from nnsight._trace import Outcome, join_sequences
-from nnsight._trace.messages import HandedValue, decode_values
+from nnsight._program.streaming import News
+from nnsight._trace import EditResult, Outcome, join_sequences
+from nnsight._trace.bunches import read_bunch
+from nnsight._trace.messages import HandedValue
 from nnsight.errors import EngineError
 from nnsight_vllm._mailbox import WAITS_FOR_RESULT
 from nnsight_vllm._transfer import read_shared, remove_shared
+from nnsight_vllm.compat import public
 
-_PARTS = ("named", "unnamed", "changes")
+if TYPE_CHECKING:
+    from nnsight_vllm._mailbox import Message
 
 
-def read_outcomes(found: Mapping[str, bytes | None], keys: Sequence[str], result: Any) -> Outcome:
+def read_outcomes(found: Mapping[str, Message], keys: Sequence[str], result: Any) -> Outcome:
     """Read what became of a request, and put it on its finished output.
 
     Args:
@@ -26,62 +30,83 @@ def read_outcomes(found: Mapping[str, bytes | None], keys: Sequence[str], result
         keys: Of the request's sequences.
         result: The finished output of the request.
     """
-    parts = [read_outcome(found[key], result) for key in keys]
-    for completion in result.outputs:
-        part = parts[completion.index]
-        if completion.finish_reason == "error" and part.error is None:
+    parts = [read_outcome(found.get(key), key, result) for key in keys]
+    for index in public.failed_sequences(result):
+        part = parts[index]
+        if part.error is None:
             part.error = EngineError(
-                "vLLM ended the request with an error of its own, which its log tells; one is that a block assigned to "
-                "samples a token that the structured_outputs of its request do not allow"
+                "vLLM ended the request with an error of its own; what it was is in the engine's log"
             )
     outcome = parts[0] if len(parts) == 1 else join_sequences(parts, result)
     _put_on_output(result, outcome)
     return outcome
 
 
-def read_outcome(data: bytes | None, result: Any) -> Outcome:
+def read_outcome(message: Message | None, key: str, result: Any) -> Outcome:
     """Read what became of one sequence of a request.
 
     Args:
-        data: What the worker wrote; None where it knows nothing of it.
+        message: What the worker wrote, of this one and maybe of others; None where it knows nothing of it.
+        key: Our id of it.
         result: The finished output of the request.
     """
-    if data is None:
+    if message is None:
         return Outcome(
             result=result,
             error=EngineError("the engine returned no receipt for a traced request, so its block may not have run"),
         )
-    parts = msgspec.msgpack.decode(data)
-    named, unnamed, changes = (_values(parts[name], result) for name in _PARTS)
-    error = rebuild_error(parts["error"]) if parts["error"] is not None else None
-    exports: dict[str, object] = {name: HandedValue(_raw(place)) for name, place in parts["exports"].items()}
-    return Outcome(named, unnamed, changes, result, error, Receipt.from_dict(parts["receipt"]), exports)
+    # What is read for one request is kept for the others.
+    receipt, error, exports, edits, parts = message.read(lambda data: _read(data, result)).pop(key)
+    raised = rebuild_error(error) if error is not None else None
+    handed: dict[str, object] = {name: HandedValue(_raw(place)) for name, place in exports.items()}
+    if isinstance(parts, Exception):
+        raised, parts = raised or parts, [{} for _ in range(3 + len(edits))]
+    named, unnamed, changes, *saved = parts
+    results = {
+        name: EditResult(saves, Receipt.from_dict(each)) for (name, each), saves in zip(edits, saved, strict=True)
+    }
+    return Outcome(named, unnamed, changes, result, raised, Receipt.from_dict(receipt), handed, edits=results)
+
+
+def read_news(messages: Iterable[Message], key: str) -> News:
+    """Read what a request under way has saved lately, from the messages that tell of it, the first one first."""
+    news = News()
+    for message in messages:
+        *_, parts = message.read(lambda data: _read(data, None)).pop(key)
+        # What cannot be read is told of when the request is over.
+        if not isinstance(parts, Exception):
+            news.add(News(*parts))
+    return news
 
 
 def _put_on_output(result: Any, outcome: Outcome) -> None:
     """Put what became of a request on its finished output, and what became of each sequence on its completion."""
-    result.saves, result.receipt = outcome.saves, outcome.account
+    result.saves, result.receipt, result.edits = outcome.all_saves, outcome.account, outcome.edits
     for completion in result.outputs:
         part = outcome.sequences[completion.index] if outcome.sequences else outcome
-        completion.saves, completion.receipt = part.saves, part.receipt
+        completion.saves, completion.receipt, completion.edits = part.all_saves, part.receipt, part.edits
 
 
 def drop_outcome(data: bytes) -> None:
-    """Remove the files of an outcome that nobody will read."""
+    """Remove the files of outcomes that nobody will read."""
     if data == WAITS_FOR_RESULT:
         return
-    parts = msgspec.msgpack.decode(data)
-    for place in (*(parts.get(name) for name in _PARTS), *parts.get("exports", {}).values()):
+    content = msgspec.msgpack.decode(data)
+    for place in (content["values"], *(each for request in content["requests"] for each in request[3].values())):
         if isinstance(place, str):
             remove_shared(place)
+
+
+def _read(data: bytes, result: Any) -> dict[str, list[Any]]:
+    content = msgspec.msgpack.decode(data)
+    values = content["values"]
+    if isinstance(values, str):
+        found = read_shared(values, lambda data, fetch: read_bunch(data, result, fetch=fetch))
+    else:
+        found = read_bunch(values, result)
+    return {key: [*rest, parts] for (key, *rest), parts in zip(content["requests"], found, strict=True)}
 
 
 def _raw(place: bytes | str) -> bytes:
     """Return a message as the worker wrote it."""
     return read_shared(place, lambda data, fetch: bytes(data)) if isinstance(place, str) else place
-
-
-def _values(place: bytes | str, result: Any) -> dict[str, Any]:
-    if isinstance(place, str):
-        return read_shared(place, lambda data, fetch: decode_values(data, result, fetch=fetch))
-    return decode_values(place, result)

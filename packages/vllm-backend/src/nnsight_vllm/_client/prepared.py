@@ -14,8 +14,10 @@ class PreparedRequest:
         prompt: `{"prompt_token_ids": [...], ...}`.
         params: Sampling parameters.
         keywords: Keywords of the request, such as `lora_request`.
+        streams: Whether saves come home as they are made.
     """
 
     prompt: dict[str, Any]
     params: Any
     keywords: dict[str, Any] = field(default_factory=dict)
+    streams: bool = False

@@ -59,7 +59,9 @@ def split_keywords(keywords: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         elif name in _REFUSED:
             raise UnsupportedFeatureError(f"{name}={value!r} is not supported: {_REFUSED[name]}")
         else:
-            nearest = difflib.get_close_matches(name, [*known, *REQUEST_KEYWORDS, *_ALIASES], n=1, cutoff=0.5)
+            nearest = difflib.get_close_matches(
+                name, [*known, *REQUEST_KEYWORDS, *_ALIASES, "stream_saves"], n=1, cutoff=0.5
+            )
             hint = (
                 f"; did you mean {nearest[0]}?" if nearest else f"; sampling keywords are: {', '.join(sorted(known))}"
             )

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from nnsight._trace import Outcome
 from nnsight._trace.levels import hand_over
-from nnsight.errors import HandoverError, InvalidRequestError
+from nnsight.errors import EngineError, HandoverError, InvalidRequestError
+from nnsight_vllm._client.submission import submitting
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from nnsight._trace import Request
     from nnsight_vllm._client.asynchronous import AsyncEngine
+    from nnsight_vllm._client.submission import Submission
 
 Arrive = Callable[[list[Outcome]], None]
 
@@ -26,7 +28,7 @@ class TraceStream:
 
     `await stream` runs them to their ends and returns the last output, or a list of them for a trace of invokes.
     `async for output in stream` yields vLLM's outputs as they come. Each output has the attributes `invoke`, its number
-    in the trace, and, once it is finished, `saves` and `receipt`, as has each of its completions.
+    in the trace, and, once it is finished, `saves`, `edits` and `receipt`, as has each of its completions.
     """
 
     def __init__(
@@ -93,25 +95,42 @@ class TraceStream:
 
     async def _merged(self) -> AsyncGenerator[tuple[int, Any, Outcome | None], None]:
         """Run the requests at once, but those that need values of others after these; yield what comes of any."""
-        if len(self._requests) == 1:
-            async with aclosing(self._engine.stream(self._requests[0])) as outputs:
-                async for output, outcome in outputs:
-                    yield 0, output, outcome
-            return
+        ready = [number for number, request in enumerate(self._requests) if not request.program.pending]
+        with submitting([self._requests[number] for number in ready], self._engine) as made:
+            if len(self._requests) == 1:
+                async with aclosing(self._engine.stream(made[0])) as outputs:
+                    async for output, outcome in outputs:
+                        yield 0, output, outcome
+                return
+            async with aclosing(self._merged_several(dict(zip(ready, made, strict=True)))) as merged:
+                async for item in merged:
+                    yield item
+
+    async def _merged_several(
+        self, submissions: Mapping[int, Submission]
+    ) -> AsyncGenerator[tuple[int, Any, Outcome | None], None]:
         waiting: asyncio.Queue[tuple[int, Any, Outcome | None] | BaseException | None] = asyncio.Queue()
 
         over: list[asyncio.Future[Outcome]] = [asyncio.get_running_loop().create_future() for _ in self._requests]
 
+        async def stream(number: int, submission: Submission) -> None:
+            async with aclosing(self._engine.stream(submission)) as outputs:
+                async for output, outcome in outputs:
+                    waiting.put_nowait((number, output, outcome))
+                    if outcome is not None:
+                        over[number].set_result(outcome)
+
         async def run(number: int, request: Request) -> None:
             try:
-                for pending in request.program.pending.values():
-                    await over[pending.invoke]
-                done = [each.result() if each.done() else None for each in over]
-                async with aclosing(self._engine.stream(hand_over(request, done))) as outputs:
-                    async for output, outcome in outputs:
-                        waiting.put_nowait((number, output, outcome))
-                        if outcome is not None:
-                            over[number].set_result(outcome)
+                if number in submissions:
+                    await stream(number, submissions[number])
+                else:
+                    for pending in request.program.pending.values():
+                        await over[pending.invoke]
+                    done = [each.result() if each.done() else None for each in over]
+                    handed = hand_over(request, done)
+                    with submitting([handed], self._engine) as [submission]:
+                        await stream(number, submission)
                 waiting.put_nowait(None)
             except HandoverError as error:
                 over[number].set_result(Outcome(error=error))
@@ -140,7 +159,7 @@ class TraceStream:
 async def gather_outputs(
     engine: AsyncEngine, prompts: Sequence[Any], params: Any, keywords: Mapping[str, Any], *, several: bool
 ) -> Any:
-    """Run untraced requests at once, and return their last outputs in order."""
+    """Run requests that no block runs beside at once, and return their last outputs in order."""
 
     async def last(prompt: Any) -> Any:
         found = None
@@ -151,3 +170,16 @@ async def gather_outputs(
 
     found = await asyncio.gather(*(last(prompt) for prompt in prompts))
     return found if several else found[0]
+
+
+async def gather_outcomes(engine: AsyncEngine, submissions: Sequence[Submission]) -> list[Outcome]:
+    """Run requests with blocks at once, and return what became of each in order."""
+
+    async def last(submission: Submission) -> Outcome:
+        found: Outcome | None = None
+        async with aclosing(engine.stream(submission)) as outputs:
+            async for _, outcome in outputs:
+                found = outcome or found
+        return found or Outcome(error=EngineError("the request ended without a finished output"))
+
+    return list(await asyncio.gather(*(last(submission) for submission in submissions)))

@@ -1,24 +1,29 @@
-"""What a worker sends home for one request, written."""
+"""What a worker sends home for requests that are over, written for several at once."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from nnsight._program.failures import describe_error
+from nnsight._trace.bunches import BunchWriter
 from nnsight._trace.messages import TRUSTED, block_codecs, encode_values, write_handed
 from nnsight._wire import decode
+from nnsight_vllm._mailbox import news_key
 from nnsight_vllm._transfer import LARGE_BYTES, remove_shared, write_shared
 
 if TYPE_CHECKING:
+    from nnsight._program.streaming import News
     from nnsight._wire import Parts
     from nnsight_vllm._worker.traced import Traced
     from nnsight_vllm.compat.model_access import WorkerModel
 
 # A reply lies in shared memory for this long at most.
 _STALE_S: Final = 600.0
+_PARTS: Final = ("named", "unnamed", "changes")
 
 
 class OutcomeWriter:
@@ -29,46 +34,114 @@ class OutcomeWriter:
         self._model = model
         self._files: dict[str, float] = {}
 
-    def write(self, traced: Traced, result: bytes | None) -> bytes:
-        """Write what became of a request whose block is over but for the finished output.
+    def write_each(self, ended: Sequence[Traced]) -> Iterator[tuple[list[str], bytes]]:
+        """Write what became of requests whose blocks are over, several in a message as long as they are small.
+
+        Yields:
+            The keys of some of the requests, with the message that tells of them.
+        """
+        first = 0
+        bunch = _Bunch()
+        for number, traced in enumerate(ended, 1):
+            self._add(bunch, traced)
+            if number == len(ended) or bunch.values.num_bytes >= LARGE_BYTES:
+                if bunch.keys:
+                    yield from self._finish_or_part(bunch, ended[first:number])
+                first, bunch = number, _Bunch()
+
+    def _finish_or_part(self, bunch: _Bunch, ended: Sequence[Traced]) -> Iterator[tuple[list[str], bytes]]:
+        """Finish a message, or where a value in it cannot be read, one for each request."""
+        try:
+            yield bunch.keys, self._finish(bunch)
+        except Exception as error:  # noqa: BLE001 - it belongs to one request, and the others come home
+            if len(ended) > 1:
+                for traced in ended:
+                    yield from self.write_each([traced])
+                return
+            failed = _Bunch()
+            failed.add_failed(_key_of(ended[0]), error)
+            yield failed.keys, self._finish(failed)
+
+    def write_news(self, news: Sequence[tuple[str, News]]) -> tuple[list[str], bytes]:
+        """Write what requests under way have saved lately, each with its key.
+
+        Returns:
+            What the message is posted under, and the message.
+        """
+        bunch = _Bunch()
+        for key, each in news:
+            parts = [each.values, each.additions]
+            try:
+                bunch.values.add(parts)
+            except Exception:  # noqa: BLE001 - what cannot travel is told of when the request is over
+                bunch.values.add([_sendable(part, None) for part in parts])
+            bunch.add(key, {}, None, {})
+        return [news_key(key) for key in bunch.keys], self._finish(bunch)
+
+    def write_with_result(self, traced: Traced, result_data: bytes) -> bytes:
+        """Write what became of a request of which a block waits for the finished output.
 
         Args:
             traced: The request.
-            result: The finished output as a message of the wire; None where the block does not wait for it.
+            result_data: The finished output as a message of the wire.
         """
+        result: object = None
+        runs = traced.blocks.runs
         try:
-            return self._outcome(traced, result)
-        except Exception as error:  # noqa: BLE001 - it belongs to this request, and the others come home
-            return _failed(error)
-
-    def _outcome(self, traced: Traced, result_data: bytes | None) -> bytes:
-        run, program = traced.run, traced.program
-        if run is None or program is None:
-            return _failed(traced.error)
-        result = None
-        if result_data is not None:
             result = decode(result_data, codecs=block_codecs(), limits=TRUSTED)
-            run.give_result(result)
-        run.close()
+            for run in runs:
+                run.give_result(result)
+        except Exception as error:  # noqa: BLE001 - it belongs to this request, and the others come home
+            traced.error = traced.error or error
+            for run in runs:
+                run.close()
+        bunch = _Bunch(result)
+        self._add(bunch, traced)
+        return self._finish(bunch)
+
+    def _add(self, bunch: _Bunch, traced: Traced) -> None:
+        try:
+            self._add_outcome(bunch, traced)
+        except Exception as error:  # noqa: BLE001 - it belongs to this request, and the others come home
+            bunch.add_failed(_key_of(traced), error)
+
+    def _add_outcome(self, bunch: _Bunch, traced: Traced) -> None:
+        blocks = traced.blocks
+        for run in blocks.runs:
+            run.close()
         if self._model.rank:
-            return b""
-        run.count_late_edits()
-        error = describe_error(run.error, frozenset({program.source.filename})) if run.error is not None else None
-        parts: dict[str, Any] = {"error": error, "receipt": run.receipt.as_dict()}
-        for part in ("named", "unnamed", "changes"):
-            values = getattr(run, part)
-            try:
-                parts[part] = self._place(encode_values(values, result))
-            except Exception as refusal:  # noqa: BLE001 - what cannot be sent is that request's error
-                parts[part] = self._place(encode_values(_sendable(values, result), result))
-                parts["error"] = error or describe_error(refusal)
-        parts["exports"] = exports = {}
-        for name, value in run.exports.items():
+            return
+        for run in blocks.runs:
+            run.count_late_edits()
+        failure = traced.error or blocks.failure()
+        files = frozenset(block.program.source.filename for block in blocks.blocks)
+        error = None if failure is None else describe_error(failure, files)
+        own = None if blocks.own is None else blocks.own.run
+        exports = {}
+        for name, value in ({} if own is None else own.exports).items():
             try:
                 exports[name] = self._place(write_handed(value, name))
-            except Exception as refusal:  # noqa: BLE001 - as above
-                parts["error"] = parts["error"] or describe_error(refusal)
-        return msgspec.msgpack.encode(parts)
+            except Exception as refusal:  # noqa: BLE001 - what cannot be sent is that request's error
+                error = error or describe_error(refusal)
+        edits = [block for block in blocks.blocks if block.edit is not None]
+        parts: list[dict[str, object]] = [getattr(own, part, {}) for part in _PARTS]
+        parts += [{**block.run.unnamed, **block.run.named} for block in edits]
+        try:
+            size = bunch.values.add(parts)
+        except Exception as refusal:  # noqa: BLE001 - as above
+            error = error or describe_error(refusal)
+            size = bunch.values.add([_sendable(part, bunch.result) for part in parts])
+        receipt: dict[str, object] = {}
+        if own is not None:
+            own.receipt.bytes_home = size
+            receipt = own.receipt.as_dict()
+        of_edits = [[block.edit, block.run.receipt.as_dict()] for block in edits]
+        bunch.add(_key_of(traced), receipt, error, exports, of_edits)
+
+    def _finish(self, bunch: _Bunch) -> bytes:
+        if self._model.rank:
+            return b""
+        return msgspec.msgpack.encode({"requests": bunch.requests, "values": self._place(bunch.values.finish())})
 
     def _place(self, parts: Parts) -> bytes | str:
         """Return data as it is, or where it is large the path of a file in shared memory."""
@@ -88,7 +161,39 @@ class OutcomeWriter:
             remove_shared(path)
 
 
-def _sendable(values: dict[str, object], result: object) -> dict[str, object]:
+class _Bunch:
+    """Outcomes that become one message."""
+
+    def __init__(self, result: object = None) -> None:
+        self.result = result
+        self.values = BunchWriter(result)
+        self.requests: list[list[Any]] = []
+
+    @property
+    def keys(self) -> list[str]:
+        return [request[0] for request in self.requests]
+
+    def add(
+        self,
+        key: str,
+        receipt: dict[str, object],
+        error: object,
+        exports: dict[str, bytes | str],
+        edits: Sequence[object] = (),
+    ) -> None:
+        self.requests.append([key, receipt, error, exports, list(edits)])
+
+    def add_failed(self, key: str, error: BaseException) -> None:
+        self.values.add([{}] * len(_PARTS))
+        self.add(key, {}, describe_error(error), {})
+
+
+def _key_of(traced: Traced) -> str:
+    assert traced.key is not None
+    return traced.key
+
+
+def _sendable(values: Mapping[str, object], result: object) -> dict[str, object]:
     """Return those values that can travel."""
     kept = {}
     for name, value in values.items():
@@ -98,11 +203,3 @@ def _sendable(values: dict[str, object], result: object) -> dict[str, object]:
             continue
         kept[name] = value
     return kept
-
-
-def _failed(error: BaseException | None) -> bytes:
-    empty = encode_values({}).joined()
-    described = describe_error(error or RuntimeError("the program could not be read"))
-    return msgspec.msgpack.encode(
-        {"error": described, "receipt": {}, "named": empty, "unnamed": empty, "changes": empty, "exports": {}}
-    )

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 
-from nnsight._interleave import Budget, Interleaver, RowLog
+from nnsight._interleave import Budget, Interleaver
 from nnsight._trace.messages import decode_program
 from nnsight_vllm._mailbox import ANNOUNCEMENT, WAITS_FOR_RESULT
+from nnsight_vllm._worker.edits import InstalledEdits
+from nnsight_vllm._worker.news import NewsDesk
 from nnsight_vllm._worker.outcomes import OutcomeWriter
+from nnsight_vllm._worker.programs import ProgramShelf
 from nnsight_vllm._worker.share import Share
 from nnsight_vllm._worker.tokens import TokenScope
-from nnsight_vllm._worker.traced import Traced
+from nnsight_vllm._worker.traced import OwnProgram, Traced
 from nnsight_vllm._worker.tree import build_tree
 from nnsight_vllm.compat.records import missing_seams
 from nnsight_vllm.compat.versions import installed_version
@@ -24,13 +28,22 @@ from nnsight_vllm.compat.versions import installed_version
 if TYPE_CHECKING:
     from nnsight._envoy import ModelTree
     from nnsight._interleave import BlockRun, RowScope
+    from nnsight._program import Program
+    from nnsight._program.streaming import StreamedBook
     from nnsight_vllm._mailbox import Postbox
+    from nnsight_vllm._worker.edits import InstalledEdit
     from nnsight_vllm.compat.model_access import WorkerModel
     from nnsight_vllm.compat.seams import Arrival, Span
 
+_log = logging.getLogger(__name__)
+
 
 class WorkerSession:
-    """Listens to the events of a model runner; see `compat.seams.StepListener`."""
+    """Listens to the events of a model runner; see `compat.seams.StepListener`.
+
+    Attributes:
+        edits: The edits that this worker was sent.
+    """
 
     def __init__(
         self, model: WorkerModel, postbox: Postbox | None = None, limits: Mapping[str, int | None] | None = None
@@ -52,6 +65,9 @@ class WorkerSession:
         self._interleaver: Interleaver | None = None
         self._cached_tree: ModelTree | None = None
         self._writer = OutcomeWriter(model)
+        self.edits = InstalledEdits(self._read)
+        self._programs = ProgramShelf(lambda: self._tree, self._device_of)
+        self._news = NewsDesk(model, self._writer, postbox)
 
     # Events of the runner -----------------------------------------------------------------------------------------
 
@@ -68,45 +84,51 @@ class WorkerSession:
         """Return the length of a traced request's prompt."""
         return self._requests[request_id].num_prompt_tokens
 
-    def arrive(self, arrival: Arrival) -> None:
-        """Meet a traced request."""
-        traced = Traced(arrival.key, arrival.num_prompt_tokens)
-        self._requests[arrival.request_id] = traced
+    def arrive(self, arrival: Arrival) -> bool:
+        """Meet a request with blocks, and tell whether one of them must not see steps whose output is dropped."""
+        edits: list[InstalledEdit] = []
         try:
-            budget = Budget(**self._limits)
-            program = decode_program(arrival.program, self._tree, self._device_of, budget=budget)
-            traced.program = program
-            traced.run = program.start(program.values, grad=False, read_only=program.effects.read_only, budget=budget)
-            if not program.effects.read_only:
-                traced.run.log = RowLog()
-            traced.run.receipt.details.update(
-                runner=self._model.runner_generation, vllm=installed_version() or "unknown"
-            )
-        except Exception as error:  # noqa: BLE001 - a program that cannot be read is that request's error
-            traced.error = error
+            edits = self.edits.find(arrival.edits)
+            traced = self._traced(arrival, edits)
+        except Exception as refusal:  # noqa: BLE001 - a program that cannot be read is that request's error
+            traced = Traced.of(arrival.key, arrival.num_prompt_tokens, edits, self._start, refusal)
+        self._requests[arrival.request_id] = traced
+        return traced.counts_steps
 
-    def depart(self, request_id: str) -> None:
-        """See a request end: let the statements after its loops run, and keep its values until they are fetched."""
-        traced = self._requests.pop(request_id, None)
-        if traced is None:
-            return
-        self._finish(traced)
+    def depart(self, request_ids: Sequence[str]) -> None:
+        """See requests end: let the statements after their loops run, and send home what they saved."""
+        over: list[tuple[str, Traced]] = []
+        self._news.forget(request_ids)
+        for request_id in request_ids:
+            traced = self._requests.pop(request_id, None)
+            if traced is None:
+                continue
+            traced.blocks.end()
+            if traced.key is None:
+                _forget(traced)
+            else:
+                over.append((traced.key, traced))
         postbox = self._postbox
-        if postbox is None or traced.waits_for_result:
-            self._finished[traced.key] = traced
-        if postbox is None or self._model.rank:
+        self._finished |= {key: each for key, each in over if postbox is None or each.waits_for_result}
+        if postbox is None or self._model.rank or not over:
+            return
+        waiting = [key for key, each in over if each.waits_for_result]
+        ended = [each for _, each in over if not each.waits_for_result]
+        if waiting:
+            postbox.post_each(lambda: [(waiting, WAITS_FOR_RESULT)])
+        if not ended:
             return
         settled = self._model.note_progress()
 
-        def make() -> bytes:
+        def make() -> Iterator[tuple[list[str], bytes]]:
             settled()
-            return self._writer.write(traced, None)
+            yield from self._writer.write_each(ended)
 
-        postbox.post(traced.key, (lambda: WAITS_FOR_RESULT) if traced.waits_for_result else make)
+        postbox.post_each(make)
 
     def begin(self, spans: Sequence[Span], num_rows: int, num_requests: int) -> None:
         """Enter the forward of a step."""
-        self._current = [Share(self._requests[span.request_id], span) for span in spans]
+        self._current = [Share(part, span) for span in spans for part in self._requests[span.request_id].parts]
         scopes: dict[BlockRun, Any] = {}
         steps: dict[BlockRun, int] = {}
         for share in self._current:
@@ -137,11 +159,10 @@ class WorkerSession:
             for share in self._current:
                 share.leave()
             self._current = []
+            self._news.post()
         over = []
         for request_id, traced in self._requests.items():
-            run = traced.run
-            failed = traced.error is not None or (run is not None and (run.error is not None or run.stopped))
-            if failed and not traced.ended:
+            if traced.over and not traced.ended:
                 traced.ended = True
                 over.append(request_id)
         return over
@@ -153,7 +174,7 @@ class WorkerSession:
         if self._postbox is not None:
             # Said here rather than by the postbox's thread, since it imports modules while vLLM does.
             reply = self.handshake()
-            self._postbox.post(ANNOUNCEMENT, lambda: reply)
+            self._postbox.post(ANNOUNCEMENT, reply)
 
     def handshake(self) -> bytes:
         """Say what runs here, as JSON."""
@@ -177,25 +198,32 @@ class WorkerSession:
             data: `[[key, result or None], ...]` in msgpack; a result is a message of the wire.
 
         Returns:
-            One outcome per key in msgpack, `WAITS_FOR_RESULT` for a block that cannot end without the result that was
-            not given; nothing on ranks other than the first.
+            `[[keys, message], ...]` in msgpack, without the keys that nobody knows; the message is `WAITS_FOR_RESULT`
+            for blocks that cannot end without the result that was not given. Nothing on ranks other than the first.
         """
-        outcomes: list[bytes | None] = []
+        ended, waiting, messages = [], [], []
         for key, result in msgspec.msgpack.decode(data):
             traced = self._take(key)
-            if traced is not None and result is None and traced.waits_for_result:
+            if traced is None:
+                continue
+            if not traced.waits_for_result:
+                ended.append(traced)
+            elif result is None:
                 self._finished[key] = traced
-                outcomes.append(WAITS_FOR_RESULT)
+                waiting.append(key)
             else:
-                outcomes.append(self._writer.write(traced, result) if traced is not None else None)
-        return msgspec.msgpack.encode(outcomes) if self._model.rank == 0 else b""
+                messages.append(([key], self._writer.write_with_result(traced, result)))
+        messages += self._writer.write_each(ended)
+        messages += [(waiting, WAITS_FOR_RESULT)] if waiting else []
+        return msgspec.msgpack.encode(messages) if self._model.rank == 0 else b""
 
     def discard(self, data: bytes) -> bytes:
         """Forget requests whose caller is gone, and return how many traced requests are left."""
         for key in msgspec.msgpack.decode(data):
             traced = self._take(key)
-            if traced is not None and traced.run is not None:
-                traced.run.close()
+            if traced is not None:
+                for run in traced.blocks.runs:
+                    run.close()
         return str(len(self._requests) + len(self._finished)).encode()
 
     # --------------------------------------------------------------------------------------------------------------
@@ -220,17 +248,51 @@ class WorkerSession:
         """Put a client's GPU tensor on this rank's device."""
         return torch.device("cpu") if text == "cpu" else self._model.device
 
+    def _read(self, data: bytes) -> tuple[Program, Budget]:
+        budget = Budget(**self._limits)
+        return decode_program(data, self._tree, self._device_of, budget=budget), budget
+
+    def _traced(self, arrival: Arrival, edits: Sequence[InstalledEdit]) -> Traced:
+        if arrival.program is None:
+            return Traced.of(arrival.key, arrival.num_prompt_tokens, edits, self._start)
+        own = OwnProgram(self._programs.template(arrival.program), arrival.values)
+        watches = arrival.streams and arrival.key is not None
+        book = self._news.watch(arrival.request_id, arrival.key or "") if watches else None
+
+        def start(source: OwnProgram | InstalledEdit) -> BlockRun:
+            return self._start(source, book if source is own else None)
+
+        return Traced.of(arrival.key, arrival.num_prompt_tokens, [*edits, own], start)
+
+    def _start(self, source: OwnProgram | InstalledEdit, book: StreamedBook | None = None) -> BlockRun:
+        program = source.program
+        values, budget = source.begin(self._limits)
+        run = program.start(values, grad=False, read_only=program.effects.read_only, budget=budget, book=book)
+        run.receipt.details.update(runner=self._model.runner_generation, vllm=installed_version() or "unknown")
+        return run
+
     def _take(self, key: str) -> Traced | None:
         traced = self._finished.pop(key, None)
         if traced is not None:
             return traced
         for request_id, candidate in self._requests.items():
             if candidate.key == key:
-                del self._requests[request_id]
-                self._finish(candidate)
+                rest = candidate.remainder(self._start)
+                if rest is None:
+                    del self._requests[request_id]
+                else:
+                    self._requests[request_id] = rest
+                self._news.forget([request_id])
+                candidate.blocks.end()
                 return candidate
         return None
 
-    def _finish(self, traced: Traced) -> None:
-        if traced.run is not None:
-            traced.run.end()
+
+def _forget(traced: Traced) -> None:
+    """Let go of a request that nobody asks about, but for its errors."""
+    failure = traced.error or traced.blocks.failure()
+    for run in traced.blocks.runs:
+        run.close()
+    if failure is not None:
+        notes = "; ".join(getattr(failure, "__notes__", ()))
+        _log.warning("a request was ended by an error of an edit: %r; %s", failure, notes)

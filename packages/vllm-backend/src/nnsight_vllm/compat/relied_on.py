@@ -92,6 +92,21 @@ PATCHES: tuple[Patch, ...] = (
         remove_when="vLLM calls an extension of the worker between its device and its model: init_worker_extension",
         remove_from="0.33",
     ),
+    Patch(
+        "vllm.v1.engine.core:EngineCore.preprocess_add_request",
+        ("self", "request"),
+        why="decides which edits a request runs beside and gives it the salt of its cached keys and values, before "
+        "its prompt is hashed",
+        source="vLLM 0.27.1, v1/engine/core.py",
+        remove_when="vLLM lets a plugin change a request when it is added, in the engine core",
+    ),
+    Patch(
+        "vllm.v1.engine.core:EngineCore.collective_rpc",
+        ("self", "method", "timeout", "args", "kwargs"),
+        why="notes in the engine core which edits its workers have",
+        source="vLLM 0.27.1, v1/engine/core.py",
+        remove_when="vLLM lets a plugin add methods to the engine core",
+    ),
 )
 
 _RUNNER_V1 = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
@@ -108,7 +123,7 @@ NAMES: tuple[Name, ...] = (
         "vllm.config.vllm:VllmConfig", "additional_config cache_config model_config parallel_config scheduler_config"
     ),
     *_members("vllm.config.scheduler:SchedulerConfig", "async_scheduling"),
-    *_members("vllm.config.model:ModelConfig", "dtype get_vocab_size max_model_len"),
+    *_members("vllm.config.model:ModelConfig", "dtype max_model_len"),
     *_members("vllm.config.cache:CacheConfig", "gpu_memory_utilization"),
     *_members(
         "vllm.config.parallel:ParallelConfig", "distributed_executor_backend nnodes tensor_parallel_size world_size"
@@ -134,6 +149,7 @@ NAMES: tuple[Name, ...] = (
         "vllm.v1.engine.async_llm:AsyncLLM.generate",
         ("prompt", "sampling_params", "request_id", "lora_request", "priority"),
     ),
+    Name("vllm.v1.engine.async_llm:AsyncLLM.add_request"),
     Name("vllm.v1.engine.async_llm:AsyncLLM.collective_rpc", ("method", "args")),
     Name("vllm.v1.engine.async_llm:AsyncLLM.shutdown", ("timeout",)),
     *_members("vllm.v1.engine.async_llm:AsyncLLM", "engine_core get_tokenizer vllm_config"),
@@ -166,11 +182,11 @@ NAMES: tuple[Name, ...] = (
     ),
     *_members("vllm.config.vllm:VllmConfig", "lora_config"),
     *_members("vllm.config.scheduler:SchedulerConfig", "max_num_seqs"),
-    Name("vllm.config.model:ModelConfig.get_vocab_size", ("self",)),
     Name(
         "vllm.lora.model_manager:LoRAModelManager",
         ("model", "max_num_seqs", "max_num_batched_tokens", "vocab_size", "lora_config", "device", "vllm_config"),
     ),
+    Name("vllm.lora:model_manager"),
     *(Name(f"vllm.lora.model_manager:{name}") for name in ("get_punica_wrapper", "from_layer")),
     # The model in a worker
     Name("vllm.lora.layers:BaseLayerWithLoRA"),
@@ -181,12 +197,14 @@ NAMES: tuple[Name, ...] = (
     *(Name(f"{_LINEAR}:{kind}") for kind in ("ColumnParallelLinear", "ReplicatedLinear", "RowParallelLinear")),
     Name(f"{_LINEAR}:RowParallelLinear.reduce_results"),
     Name("vllm.model_executor.layers.attention.attention:Attention.kv_cache"),
+    # The engine core
+    *_members("vllm.v1.engine.core:EngineCore", "vllm_config"),
+    *_members("vllm.v1.engine:EngineCoreRequest", "sampling_params cache_salt prompt_token_ids"),
     # Workers
     *_members("vllm.v1.worker.worker_base:WorkerWrapperBase", "vllm_config worker"),
     *_members("vllm.v1.worker.gpu_worker:Worker", "model_runner rank"),
     # The scheduler
     Name(_SCHEDULER, ("vllm_config",)),
-    Name(f"{_SCHEDULER}.add_request", ("self", "request")),
     Name(f"{_SCHEDULER}.update_from_output", ("self", "scheduler_output", "model_runner_output")),
     Name(f"{_SCHEDULER}._update_request_with_output", ("self", "request", "new_token_ids")),
     Name(f"{_SCHEDULER}.add_request", ("self", "request")),
@@ -206,10 +224,9 @@ NAMES: tuple[Name, ...] = (
     # What the scheduler tells a runner
     *_members(
         f"{_OUTPUT}:SchedulerOutput",
-        "scheduled_new_reqs scheduled_cached_reqs num_scheduled_tokens finished_req_ids",
+        "scheduled_new_reqs num_scheduled_tokens finished_req_ids",
     ),
     *_members(f"{_OUTPUT}:GrammarOutput", "structured_output_request_ids grammar_bitmask"),
-    *_members(f"{_OUTPUT}:CachedRequestData", "resumed_req_ids"),
     *_members(f"{_OUTPUT}:NewRequestData", "req_id prompt_token_ids sampling_params"),
     # The V1 runner
     Name(f"{_RUNNER_V1}._update_states", ("self", "scheduler_output"), "V1"),

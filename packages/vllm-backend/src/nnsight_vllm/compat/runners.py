@@ -50,14 +50,13 @@ class TracedRunner:
         if listener.knows(request.req_id):
             return
         arrival = arrival_of(request)
-        if arrival is not None:
-            listener.arrive(arrival)
+        if arrival is not None and listener.arrive(arrival):
             self.nnsight_stops[request.req_id] = stop_tokens_of(request)
 
     def nnsight_leave(self, request_ids: Sequence[str]) -> None:
         """See requests end."""
+        self.nnsight_listener.depart(request_ids)
         for request_id in request_ids:
-            self.nnsight_listener.depart(request_id)
             self.nnsight_stops.pop(request_id, None)
 
     def nnsight_begin(self, request_ids: Sequence[str], spans: Sequence[Span], num_rows: int) -> None:

@@ -28,6 +28,7 @@ def supported_range() -> SpecifierSet:
     raise UnsupportedVersionError("the metadata of nnsight-vllm names no range of vLLM; reinstall nnsight-vllm")
 
 
+@lru_cache(maxsize=1)
 def installed_version() -> str | None:
     """Return the installed release of vLLM, or None where there is none."""
     for name in DISTRIBUTIONS:

@@ -1,0 +1,152 @@
+"""A sweep in one trace against plain vLLM: what each prompt costs over generating for it.
+
+    python -m benchmarks.sweep MODEL [--prompts 1024] [--rounds 7] [--json FILE] [--thread-time] [--profile] ...
+
+Every prompt has one token and every invoke keeps one row of one layer, so what is measured is what a request costs by
+itself: capturing its block, sending it, starting it, and bringing home what it saved. Plain vLLM generates for the same
+prompts on the same engine.
+
+`--thread-time` measures the CPU time of the one thread that does everything then, the caller's part and the worker's:
+the engine runs in this process. What other programs do on the machine counts little. `--profile` prints where it goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import os
+import pstats
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.pairing import interval, measure_turns
+from benchmarks.report import Report
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--prompts", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--dummy", action="store_true", help="random weights: speed is real, text is not")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--memory", type=float, default=0.35, help="share of the device's memory for the engine")
+    parser.add_argument("--max-num-seqs", type=int, default=256)
+    parser.add_argument("--max-model-len", type=int, default=128)
+    parser.add_argument("--thread-time", action="store_true", help="CPU time of one thread, the engine's part in it")
+    parser.add_argument("--profile", action="store_true", help="print where the CPU time of one sweep goes")
+    options = parser.parse_args()
+    if options.profile or options.thread_time:
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+
+    keywords: dict[str, Any] = {
+        "dtype": options.dtype,
+        "max_model_len": options.max_model_len,
+        "max_num_seqs": options.max_num_seqs,
+        "gpu_memory_utilization": options.memory,
+    }
+    if options.dummy:
+        keywords["load_format"] = "dummy"
+    from nnsight.modeling.vllm import VLLM
+
+    with VLLM(options.model, dispatch=True, **keywords) as model:
+        sweep = Sweep(model, options.prompts)
+        if options.profile:
+            _profile(sweep.read_one_row)
+            return
+        settings = {setting.name: setting.value for setting in model.settings}
+        report = Report(f"sweep of {options.prompts} one-token prompts, {settings['model runner']}", options.json)
+        things: dict[str, Callable[[int], object]] = {
+            "plain": sweep.plain,
+            "empty blocks": sweep.empty,
+            "one row each": sweep.read_one_row,
+            "one row each, appended to one list": sweep.append_one_row,
+            "one row each, a number of its own": sweep.scale_one_row,
+        }
+        clock = time.thread_time if options.thread_time else time.perf_counter
+        plain, *traced = measure_turns(list(things.values()), options.rounds, clock)
+        per_prompt = 1e6 / options.prompts
+        report.add("plain vLLM, per prompt", interval([seconds * per_prompt for seconds in plain]), "us")
+        for name, seconds in zip(list(things)[1:], traced, strict=True):
+            over = [(other - base) * per_prompt for base, other in zip(plain, seconds, strict=True)]
+            report.add(f"{name}, over plain", interval(over), "us", "<= 200" if name == "one row each" else "")
+
+
+class Sweep:
+    """The same prompts, plain and traced."""
+
+    def __init__(self, model: Any, count: int) -> None:
+        """Prepare so many prompts of one token each."""
+        self._model = model
+        self._count = count
+        self._layer = model.model.layers[len(model.model.layers) // 2]
+        self._vocabulary = min(len(model.tokenizer), 128000)
+
+    def prompts(self, number: int) -> list[list[int]]:
+        """Return the prompts of one round."""
+        generator = random.Random(number)
+        return [[generator.randrange(3, self._vocabulary)] for _ in range(self._count)]
+
+    def plain(self, number: int) -> None:
+        """Generate without a block."""
+        from vllm import SamplingParams
+
+        prompts = [{"prompt_token_ids": prompt} for prompt in self.prompts(number)]
+        outputs = self._model.vllm_entrypoint.generate(prompts, SamplingParams(max_tokens=1), use_tqdm=False)
+        assert len(outputs) == self._count
+
+    def empty(self, number: int) -> None:
+        """Run blocks that ask for nothing."""
+        with self._model.trace(max_tokens=1) as tracer:
+            for prompt in self.prompts(number):
+                with tracer.invoke(prompt):
+                    pass
+        assert len(tracer.receipt) == self._count
+
+    def read_one_row(self, number: int) -> None:
+        """Save one row of every prompt."""
+        layer = self._layer
+        with self._model.trace(max_tokens=1) as tracer:
+            for prompt in self.prompts(number):
+                with tracer.invoke(prompt):
+                    row = layer.output[0][-1].save()
+        assert len(row) == self._count
+
+    def append_one_row(self, number: int) -> None:
+        """Append one row of every prompt to a list that stands above."""
+        layer = self._layer
+        with self._model.trace(max_tokens=1) as tracer:
+            rows = list().save()
+            for prompt in self.prompts(number):
+                with tracer.invoke(prompt):
+                    rows.append(layer.output[0][-1])
+        assert len(rows) == self._count
+
+    def scale_one_row(self, number: int) -> None:
+        """Save one row of every prompt, each times a number of its own."""
+        layer = self._layer
+        with self._model.trace(max_tokens=1) as tracer:
+            for scale, prompt in enumerate(self.prompts(number)):
+                with tracer.invoke(prompt):
+                    row = (layer.output[0][-1] * scale).save()
+        assert len(row) == self._count
+
+
+def _profile(sweep: Callable[[int], object]) -> None:
+    sweep(0)
+    profile = cProfile.Profile()
+    profile.enable()
+    sweep(1)
+    profile.disable()
+    stats = pstats.Stats(profile)
+    stats.sort_stats("cumulative").print_stats(70)
+    stats.sort_stats("tottime").print_stats(50)
+
+
+if __name__ == "__main__":
+    main()
