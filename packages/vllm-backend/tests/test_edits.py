@@ -345,3 +345,18 @@ def test_a_source_that_only_seems_to_change_all_rows_is_refused_as_it_runs(engin
     assert edit.program.effects.every_row
     with pytest.raises(UnsupportedFeatureError, match="differ from row to row"):
         engine.generate(PROMPT, **greedy(2))
+
+
+# Sequences and prompts in parts ---------------------------------------------------------------------------------------
+
+
+def test_an_edit_runs_beside_each_sequence_of_a_request(engine: Any) -> None:
+    with engine.edit(name="probe") as (tracer, _):
+        ids = list().save()
+        for _ in tracer.iter[:3]:
+            ids.append(int(engine.samples))
+    output = engine.generate(PROMPT, n=2, seed=7, temperature=1.0, max_tokens=3, ignore_eos=True)
+    expected = [list(completion.token_ids) for completion in output.outputs]
+    assert [completion.saves["ids"] for completion in output.outputs] == expected
+    assert output.saves["ids"] == expected
+    assert [receipt.steps for receipt in output.edits["probe"].receipt] == [3, 3]
