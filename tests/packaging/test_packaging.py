@@ -91,6 +91,7 @@ def test_each_distribution_is_typed_licensed_and_described(distribution: str) ->
 def test_the_root_exports_what_is_public_and_nothing_else() -> None:
     assert sorted(nnsight.__all__) == [
         "Cache",
+        "Edit",
         "Envoy",
         "NNsight",
         "NNsightError",
@@ -110,12 +111,15 @@ def test_the_module_for_backends_exports_what_is_public_and_nothing_else() -> No
     assert nnsight.backends.__all__ == [
         "BlockRun",
         "Budget",
+        "Edit",
+        "EditResult",
         "Interleaver",
         "ModelTree",
         "Outcome",
         "Program",
         "Receipt",
         "Request",
+        "RequestBlocks",
         "RowScope",
         "Scope",
         "TracedModel",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from vllm import SamplingParams
 
 from engine_runners import TOLERANCE
 from event_loop import KEYWORDS, PROMPT, Loop, left_in_the_worker
@@ -16,6 +17,7 @@ from nnsight.errors import (
     MismatchedValueError,
     RequestFailedError,
     UntransferableValueError,
+    WireError,
 )
 from nnsight_vllm._transfer import PREFIX, shared_folder
 from nnsight_vllm.compat.runners import STOP_REASON
@@ -348,6 +350,54 @@ def test_values_of_many_megabytes_come_home(streaming: Loop) -> None:
     streaming.run(main())
 
 
+VECTOR = torch.linspace(-3.0, 3.0, 128)
+
+
+def steer(model: Any, name: str) -> Any:
+    with model.edit(name=name) as (tracer, edit):
+        for _ in tracer.all():
+            model.model.layers[1].output[0][:] += VECTOR
+    return edit
+
+
+def test_edits_run_beside_every_request_that_is_made_after_them(streaming: Loop, reference: HFReference) -> None:
+    model = streaming.model
+    ids = model.tokenizer.encode(PROMPT)
+    plain = reference.generate(ids, 4).tokens
+    steered = reference.generate(ids, 4, {1: lambda states: states + VECTOR}).tokens
+
+    async def main() -> None:
+        edit = steer(model, "calm")
+        with model.edit(name="probe"):
+            first = int(model.model.layers[0].output[0].shape[0]).save()  # noqa: F841 - comes home
+        params = SamplingParams(max_tokens=4, **KEYWORDS)
+        # Nothing was awaited since, and the engine's own requests are served all the same.
+        async for output in model.vllm_entrypoint.generate(PROMPT, params, "own"):
+            last = output
+        assert list(last.outputs[0].token_ids) == steered
+        one, other = await model.generate([PROMPT, "w9 w8"], max_tokens=4, **KEYWORDS)
+        assert list(one.outputs[0].token_ids) == steered
+        assert [one.saves, other.saves] == [{"first": 3}, {"first": 2}]
+        with model.trace(PROMPT, max_tokens=4, **KEYWORDS) as tracer:
+            logits = model.logits.save()  # noqa: F841 - comes home
+        last = await tracer.backend
+        assert list(last.outputs[0].token_ids) == steered
+        assert last.saves.keys() == {"first", "logits"}
+        assert tracer.saves.keys() == {"logits"}
+        assert tracer.edits["probe"].saves == {"first": 3}
+        edit.clear()
+        with model.trace(PROMPT, max_tokens=4, edits=[], **KEYWORDS) as tracer:
+            model.logits.save()
+        last = await tracer.backend
+        assert list(last.outputs[0].token_ids) == plain
+        assert last.edits == {}
+        model.clear_edits()
+        last = await model.generate(PROMPT, max_tokens=4, **KEYWORDS)
+        assert list(last.outputs[0].token_ids) == plain
+        assert await left_in_the_worker(model) == 0
+        assert await model.vllm_entrypoint.collective_rpc("nnsight_uninstall", args=(b"\x90",)) == [b"0"]
+
+
 RANDOM: dict[str, Any] = {"temperature": 1.0, "ignore_eos": True}
 
 
@@ -391,6 +441,60 @@ def test_sequences_of_one_request_ride_on_its_finished_output(streaming: Loop, k
         assert await left_in_the_worker(model) == 0
 
     streaming.run(main())
+
+
+def test_edits_come_and_go_beside_requests_that_are_under_way(
+    streaming: Loop, reference: HFReference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = streaming.model
+    ids, steps = model.tokenizer.encode(PROMPT), 12
+    plain = reference.generate(ids, steps).tokens
+    steered = reference.generate(ids, steps, {1: lambda states: states + VECTOR}).tokens
+
+    async def main() -> None:
+        params, llm = SamplingParams(max_tokens=steps, **KEYWORDS), model.vllm_entrypoint
+        add_request, added = llm.add_request, []
+
+        async def counted(*args: Any, **kwargs: Any) -> Any:
+            collector = await add_request(*args, **kwargs)
+            added.append(collector)
+            return collector
+
+        async def last_of(name: str) -> list[int]:
+            async for output in llm.generate(PROMPT, params, name):
+                last = output
+            return list(last.outputs[0].token_ids)
+
+        monkeypatch.setattr(llm, "add_request", counted)
+        # More than the engine runs at once, so that some still wait for their turn when the edit comes and goes.
+        rounds: list[list[asyncio.Task[list[int]]]] = []
+        for number, change in enumerate((None, lambda: steer(model, "calm"), model.clear_edits)):
+            if change is not None:
+                change()
+            rounds.append([asyncio.create_task(last_of(f"{number}-{index}")) for index in range(40)])
+            while len(added) < 40 * (number + 1):
+                await asyncio.sleep(0.001)
+        assert not all(task.done() for task in rounds[0])
+        found = [await asyncio.gather(*each) for each in rounds]
+        assert found == [[plain] * 40, [steered] * 40, [plain] * 40]
+        assert await left_in_the_worker(model) == 0
+        assert await model.vllm_entrypoint.collective_rpc("nnsight_uninstall", args=(b"\x90",)) == [b"0"]
+
+    streaming.run(main())
+
+
+def test_an_edit_that_no_worker_can_read_fails_the_request_that_brings_it(streaming: Loop) -> None:
+    model = streaming.model
+    thing = Loop.__new__(Loop)
+
+    async def main() -> None:
+        with model.edit(name="unread"):
+            print(thing)
+        with pytest.raises(WireError, match="Loop"):
+            await model.generate(PROMPT, max_tokens=1, **KEYWORDS)
+        assert model.edits == ()
+        last = await model.generate(PROMPT, max_tokens=1, **KEYWORDS)
+        assert last.finished
 
 
 def test_sequences_wait_for_the_result_are_handed_on_and_are_ended(streaming: Loop) -> None:

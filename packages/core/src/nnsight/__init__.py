@@ -8,7 +8,7 @@ from nnsight import errors  # noqa: E402 - nothing is imported from an installat
 from nnsight._envoy import Envoy  # noqa: E402
 from nnsight._program import save  # noqa: E402
 from nnsight._torch.model import NNsight  # noqa: E402
-from nnsight._trace import Cache, Session, TracedModel, Tracer  # noqa: E402
+from nnsight._trace import Cache, Edit, Session, TracedModel, Tracer  # noqa: E402
 from nnsight.errors import NNsightError  # noqa: E402
 from nnsight.hookspecs import hookimpl  # noqa: E402
 
@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Cache",
+    "Edit",
     "Envoy",
     "NNsight",
     "NNsightError",

@@ -15,19 +15,22 @@ from __future__ import annotations
 from nnsight._envoy import ModelTree
 from nnsight._interleave import BlockRun, Budget, Interleaver, Receipt, RowScope, Scope, WholeScope
 from nnsight._program import Program
-from nnsight._trace import Outcome, Request, TracedModel, join_sequences
+from nnsight._trace import Edit, EditResult, Outcome, Request, RequestBlocks, TracedModel, join_sequences
 from nnsight._trace.messages import decode_program, encode_program
 from nnsight._trace.outcomes import decode_outcome, encode_outcome, finish_run
 
 __all__ = [
     "BlockRun",
     "Budget",
+    "Edit",
+    "EditResult",
     "Interleaver",
     "ModelTree",
     "Outcome",
     "Program",
     "Receipt",
     "Request",
+    "RequestBlocks",
     "RowScope",
     "Scope",
     "TracedModel",

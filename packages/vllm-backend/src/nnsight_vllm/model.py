@@ -9,7 +9,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from nnsight._envoy import ModelTree
-from nnsight._trace import Outcome, Request, TracedModel
+from nnsight._trace import Edit, Outcome, Request, TracedModel
+from nnsight._trace.deliver import raise_first
+from nnsight._trace.edit import chosen_edits
 from nnsight.errors import EngineError, InvalidRequestError, UnsupportedFeatureError
 from nnsight.plugins import find_engine, load_object
 from nnsight_vllm._client.guard import refuse_unguarded_script
@@ -17,8 +19,10 @@ from nnsight_vllm._client.prepared import PreparedRequest
 from nnsight_vllm._client.prompts import token_prompt
 from nnsight_vllm._client.sampling import plain_names, split_keywords
 from nnsight_vllm._client.settings import Setting, chosen_runner, engine_settings
-from nnsight_vllm._client.stream import TraceStream, gather_outputs
+from nnsight_vllm._client.stream import TraceStream, gather_outcomes, gather_outputs
+from nnsight_vllm._client.submission import Submission
 from nnsight_vllm._worker.tree import VALUES
+from nnsight_vllm.compat.requests import attach
 from nnsight_vllm.compat.switch import DEFAULT_BUDGETS, SPARE
 from nnsight_vllm.compat.versions import refuse_unsupported
 
@@ -110,6 +114,9 @@ class VLLM(TracedModel):
         if self._engine is None:
             self._engine = load_object(self._engine_spec.factory)(self._repo, self._keywords)
             self._finalizer = weakref.finalize(self, self._engine.shutdown)
+            for edit in self.edits:
+                self._engine.install(edit)
+            self._tell_engine()
 
     def shutdown(self) -> None:
         """End the engine's processes and free its memory; the tree stays, and a later trace starts a new engine."""
@@ -184,28 +191,64 @@ class VLLM(TracedModel):
         return self._meta_tokenizer
 
     def generate(self, prompts: Any, **keywords: Any) -> Any:
-        """Generate without a block.
+        """Generate without a block of its own; the edits of the model run beside it.
+
+        What they saved is on the `saves` of an output: a value by its variable, where one edit alone saved it. `edits`
+        has it apart for each edit: `output.edits["probe"].saves`.
 
         Args:
             prompts: One prompt in any of its forms, or a list of them.
-            **keywords: Sampling keywords.
+            **keywords: Sampling keywords, and `edits=[...]` to choose edits by name.
 
         Returns:
             vLLM's output, or a list of them for a list of prompts; in an asynchronous engine, what gives it when it is
             awaited.
 
         Raises:
-            InvalidRequestError: A prompt or value cannot be run.
+            InvalidRequestError: A prompt or value cannot be run, or no edit has a name.
+            Exception: What the block of an edit raised; its `outputs` holds those of all prompts.
         """
+        edits = chosen_edits(self, keywords.pop("edits", None))
         self.dispatch()
         several = isinstance(prompts, list) and bool(prompts) and not isinstance(prompts[0], int)
         params, request_keywords = split_keywords(keywords)
         converted = [self._prompt(prompt) for prompt in (prompts if several else [prompts])]
+        if self.edits if edits is None else edits:
+            prepared = [PreparedRequest(each, params, request_keywords) for each in converted]
+            submissions = [Submission.untraced(each, self._engine, edits) for each in prepared]
+            if self._is_asynchronous:
+                return self._outputs_later(submissions, several=several)
+            return _outputs_of(self._engine.submit(submissions), several=several)
+        if edits is not None:
+            params = params.clone()
+            attach(params, edits=[])
         if self._is_asynchronous:
             return gather_outputs(self._engine, converted, params, request_keywords, several=several)
         joined = {name: [value] * len(converted) for name, value in request_keywords.items()}
         outputs = self._engine.generate(converted, [params] * len(converted), **joined)
         return outputs if several else outputs[0]
+
+    async def _outputs_later(self, submissions: Sequence[Submission], *, several: bool) -> Any:
+        return _outputs_of(await gather_outcomes(self._engine, submissions), several=several)
+
+    def _check_edits(self) -> None:
+        """Allow edits."""
+
+    def _install(self, edit: Edit) -> None:
+        if self._engine is not None:
+            self._engine.install(edit)
+        super()._install(edit)
+        self._tell_engine()
+
+    def _uninstall(self, edits: Sequence[Edit]) -> None:
+        super()._uninstall(edits)
+        if self._engine is not None:
+            self._engine.uninstall(edits)
+        self._tell_engine()
+
+    def _tell_engine(self) -> None:
+        if self._engine is not None:
+            self._engine.edits = self.edits
 
     @property
     def _is_asynchronous(self) -> bool:
@@ -250,6 +293,16 @@ class VLLM(TracedModel):
             raise EngineError("the engine was shut down while a trace was open")
         outcomes: list[Outcome] = self._engine.execute(requests)
         return outcomes
+
+
+def _outputs_of(outcomes: Sequence[Outcome], *, several: bool) -> Any:
+    outputs = [outcome.result for outcome in outcomes]
+    try:
+        raise_first(outcomes, {}, "prompt")
+    except BaseException as error:
+        error.outputs = outputs  # type: ignore[attr-defined]
+        raise
+    return outputs if several else outputs[0]
 
 
 def _refuse_server(keywords: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,15 +14,18 @@ from nnsight.backends import (
     ModelTree,
     Outcome,
     Program,
+    RequestBlocks,
     RowScope,
     decode_program,
     encode_outcome,
-    finish_run,
 )
 from nnsight.errors import MismatchedValueError
 from nnsight_example_backend.network import VOCABULARY, Attention, Network, Span, build_network
 
 VALUES = ("logits", "samples")
+
+# Programs of one request by the name of their edit, its own under None, as they travelled.
+Programs = Mapping[str | None, bytes]
 
 
 @dataclass(frozen=True)
@@ -56,16 +59,14 @@ class _Traced:
     """One request under way."""
 
     prompt: Prompt
-    program: Program
-    run: BlockRun
+    blocks: RequestBlocks
     span: Span = field(default_factory=Span)
     tokens: list[int] = field(default_factory=list)
     error: Exception | None = None
 
     @property
     def over(self) -> bool:
-        block_is_over = self.run.stopped or self.run.error is not None
-        return block_is_over or self.error is not None or len(self.tokens) == self.prompt.steps
+        return self.blocks.over or self.error is not None or len(self.tokens) == self.prompt.steps
 
     def pending(self) -> tuple[list[int], int]:
         """Return the ids that the next step computes, and the position of the first."""
@@ -73,14 +74,20 @@ class _Traced:
             return self.prompt.ids, 0
         return self.tokens[-1:], len(self.prompt.ids) + len(self.tokens) - 1
 
-    def finish(self) -> Outcome:
-        result = Generation(self.prompt.ids, self.tokens)
-        return finish_run(self.run, self.program, result=result, error=self.error)
+    def finish(self) -> bytes:
+        outcome = self.blocks.finish(result=Generation(self.prompt.ids, self.tokens), error=self.error)
+        return encode_outcome(outcome, self.blocks.blocks[-1].program)
 
 
 def _holds_keys_and_values(module: nn.Module) -> bool:
     """Tell whether later steps need a call of the module to have been made, even where its result is skipped."""
     return any(isinstance(part, Attention) for part in module.modules())
+
+
+def _start(program: Program) -> BlockRun:
+    run = program.start(program.values, grad=False, read_only=program.effects.read_only)
+    run.receipt.details["engine"] = "example"
+    return run
 
 
 class Engine:
@@ -92,7 +99,7 @@ class Engine:
         self._tree = ModelTree(self._network, values=VALUES, keeps_state=_holds_keys_and_values)
         self._interleaver = Interleaver(self._tree)
 
-    def run(self, prompts: Sequence[Prompt], programs: Sequence[bytes]) -> list[bytes]:
+    def run(self, prompts: Sequence[Prompt], programs: Sequence[Programs]) -> list[bytes]:
         """Run requests to their ends and return their outcomes, in order."""
         begun = [self._begin(prompt, data) for prompt, data in zip(prompts, programs, strict=True)]
         requests = [request for request in begun if isinstance(request, _Traced)]
@@ -103,20 +110,16 @@ class Engine:
                 self._interleaver.disarm()
                 for request in running:
                     request.error = error
-        return [
-            encode_outcome(request.finish(), request.program) if isinstance(request, _Traced) else request
-            for request in begun
-        ]
+        return [request.finish() if isinstance(request, _Traced) else request for request in begun]
 
-    def _begin(self, prompt: Prompt, data: bytes) -> _Traced | bytes:
-        """Read a program and prepare its block; a program that cannot be read has its outcome at once."""
+    def _begin(self, prompt: Prompt, data: Programs) -> _Traced | bytes:
+        """Read the programs and prepare their blocks; where one cannot be read the request has its outcome at once."""
         try:
-            program = decode_program(data, self._tree)
-            run = program.start(program.values, grad=False, read_only=program.effects.read_only)
+            edits = {name: decode_program(each, self._tree) for name, each in data.items() if name is not None}
+            blocks = RequestBlocks(decode_program(data[None], self._tree), edits, _start)
         except Exception as error:  # noqa: BLE001 - it is the error of this request alone
             return encode_outcome(Outcome(error=error))
-        run.receipt.details["engine"] = "example"
-        return _Traced(prompt, program, run)
+        return _Traced(prompt, blocks)
 
     @torch.inference_mode()
     def _step(self, running: Sequence[_Traced]) -> None:
@@ -129,15 +132,23 @@ class Engine:
             positions += range(position, position + len(new))
             request.span.stop = len(ids)
         alone = len(running) == 1
-        rows = {r.run: RowScope(r.span.start, r.span.stop, len(ids), alone) for r in running}
-        steps = {request.run: len(request.tokens) for request in running}
+        rows = {
+            run: RowScope(request.span.start, request.span.stop, len(ids), alone)
+            for request in running
+            for run in request.blocks.runs
+        }
+        steps = {run: len(request.tokens) for request in running for run in request.blocks.runs}
         self._network.enter([request.span for request in running])
 
         self._interleaver.begin_step(rows, steps)
         logits_TV = self._network(torch.tensor(ids), torch.tensor(positions))
         last = torch.tensor([request.span.stop - 1 for request in running])
         # From here on there is one row per request.
-        row = {r.run: RowScope(index, index + 1, len(running), alone) for index, r in enumerate(running)}
+        row = {
+            run: RowScope(index, index + 1, len(running), alone)
+            for index, request in enumerate(running)
+            for run in request.blocks.runs
+        }
         logits = self._offer("logits", logits_TV[last], row)
         samples = self._offer("samples", logits.argmax(-1), row)
         self._interleaver.end_step()

@@ -70,15 +70,24 @@ class ExampleModel(TracedModel):
         return Prompt(list(args[0]), steps)
 
     def _execute(self, requests: Sequence[Request]) -> list[Outcome]:
-        programs = [encode_program(request.program) for request in requests]
+        # The edits of a request run before its own block, in their order.
+        edits = [self._edits_of(request) for request in requests]
+        programs = [
+            [encode_program(program) for program in (*(edit.program for edit in chosen), request.program)]
+            for request, chosen in zip(requests, edits, strict=True)
+        ]
+        names = [[edit.name for edit in chosen] for chosen in edits]
         with self._lock:
             try:
-                replies = self._started().run([request.prepared for request in requests], programs)
+                replies = self._started().run([request.prepared for request in requests], names, programs)
             except BaseException:
                 # Interrupted or broken, its messages are out of step with ours: the next trace gets another.
                 self.shutdown()
                 raise
         return [decode_outcome(reply, self._tree) for reply in replies]
+
+    def _check_edits(self) -> None:
+        """Allow edits."""
 
     def _started(self) -> WorkerProcess:
         if self._process is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -38,15 +39,23 @@ class WorkerProcess:
                 start_new_session=True,
             )
 
-    def run(self, prompts: Sequence[Prompt], programs: Sequence[bytes]) -> list[bytes]:
+    def run(
+        self, prompts: Sequence[Prompt], names: Sequence[Sequence[str]], programs: Sequence[Sequence[bytes]]
+    ) -> list[bytes]:
         """Run requests as one batch, and return the outcome of each as the engine wrote it.
+
+        Args:
+            prompts: Their inputs.
+            names: The names of their edits.
+            programs: The programs of their edits and then their own.
 
         Raises:
             EngineError: The worker ended before it answered.
         """
         try:
-            self._channel.send(json.dumps([astuple(prompt) for prompt in prompts]).encode())
-            for program in programs:
+            batch = [[*astuple(prompt), list(each)] for prompt, each in zip(prompts, names, strict=True)]
+            self._channel.send(json.dumps(batch).encode())
+            for program in itertools.chain.from_iterable(programs):
                 self._channel.send(program)
             return [self._channel.receive() for _ in prompts]
         except EOFError as error:

@@ -1,7 +1,8 @@
 """The process that holds the weights: `python -m nnsight_example_backend.worker SOCKET SEED`.
 
-It answers each batch of requests, `[[ids, steps], ...]` as JSON and one program per request, with one outcome per
-request. It ends when the process that started it closes the socket, or is gone.
+It answers each batch of requests, `[[ids, steps, names of edits], ...]` as JSON and for each request the programs of
+its edits and its own, with one outcome per request. It ends when the process that started it closes the socket, or is
+gone.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ def main(descriptor: int, seed: int) -> None:
     engine = Engine(seed)
     try:
         while True:
-            prompts = [Prompt(ids, steps) for ids, steps in json.loads(channel.receive())]
-            programs = [channel.receive() for _ in prompts]
-            for outcome in engine.run(prompts, programs):
+            batch = json.loads(channel.receive())
+            prompts = [Prompt(ids, steps) for ids, steps, _ in batch]
+            edits = [{name: channel.receive() for name in names} | {None: channel.receive()} for *_, names in batch]
+            for outcome in engine.run(prompts, edits):
                 channel.send(outcome)
     except EOFError:
         return

@@ -142,7 +142,7 @@ class Envoy(Sides):
                 return self._tree.helpers[name]()
         if name.startswith("__"):
             raise AttributeError(name)
-        if name in {"trace", "run", "generate", "session"} and not hasattr(module, name):
+        if name in {"trace", "run", "generate", "session", "edit", "clear_edits"} and not hasattr(module, name):
             raise UnsupportedFeatureError(
                 f"model.{name} was called inside a block: traces do not nest; end this one, and use what it saved in "
                 "another"

@@ -64,11 +64,14 @@ class Interleaver:
         self._armed: list[Site] = []
         self._values: dict[str, list[BlockRun]] = {}
         self._scopes: dict[BlockRun, Scope] = {}
+        # Whether requests have several blocks, which take turns in order.
+        self._ranked = False
 
     def begin_step(self, scopes: Mapping[BlockRun, Scope], steps: Mapping[BlockRun, int]) -> None:
         """Enter a step of the engine: each block owns its scope of the batch."""
         self.thread = get_ident()
         self._scopes = dict(scopes)
+        self._ranked = any([run.rank for run in scopes])
         for run, scope in scopes.items():
             run.tree = self._tree
             run.num_armed = 0
@@ -143,7 +146,7 @@ class Interleaver:
         Returns:
             What the model goes on with.
         """
-        for run in list(self._values.get(name, ())):
+        for run in self._in_order(list(self._values.get(name, ()))):
             if run in scopes:
                 self._values[name].remove(run)
                 live = run.serve(live, scopes[run])
@@ -178,7 +181,11 @@ class Interleaver:
 
     def due(self, runs: list[BlockRun]) -> list[BlockRun]:
         """Return those of the blocks waiting at a module, or in it, whom this call of it concerns."""
-        return [run for run in runs if self._concerns(run)]
+        return self._in_order([run for run in runs if self._concerns(run)])
+
+    def _in_order(self, runs: list[BlockRun]) -> list[BlockRun]:
+        # A block that was served elsewhere may have come to wait here after another of its request.
+        return sorted(runs, key=_rank_of) if self._ranked and len(runs) > 1 else runs
 
     def _concerns(self, run: BlockRun) -> bool:
         wait = run.wait
@@ -247,3 +254,7 @@ class Interleaver:
         self._gates[path] = (None if gate is None else self.site(gate), inner)
         self._lines[path] = line = (*line, *inner)
         return line
+
+
+def _rank_of(run: BlockRun) -> int:
+    return run.rank

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nnsight.errors import OutOfOrderError, ReadOnlyError
+from nnsight.errors import OutOfOrderError, ReadOnlyError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
     from nnsight._interleave.location import Location
@@ -15,6 +15,15 @@ def read_only(location: Location | str) -> ReadOnlyError:
     return ReadOnlyError(
         f"the program changed {location}, but it was sent as read-only because its source shows no write there; "
         "write `envoy.output[...] = value` or assign the value, so that the edit can be seen in the source"
+    )
+
+
+def not_by_row(location: Location | str, what: str) -> UnsupportedFeatureError:
+    """Describe a change by a program whose source seemed to change all rows of tokens alike."""
+    return UnsupportedFeatureError(
+        f"the source of the block changes {location} by constants that are the same for every row, but {what}, so the "
+        "change would differ from row to row; change all rows of a tensor that has one for each token: "
+        "`envoy.output[:] += vector`, or `envoy.output[0][:] += vector` where the output is a tuple"
     )
 
 

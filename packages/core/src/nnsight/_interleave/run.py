@@ -84,6 +84,8 @@ class BlockRun:
         tier: How the steps of the request run, for the receipt.
         log: Keeps what the block leaves in rows of the model, where they may have to be written again.
         pieces: What earlier parts of the prompt had where the block reads, if it is computed in several.
+        rank: Its place among the blocks of one request, which see a value one after the other.
+        by_row: Whether it is to change whole rows of tokens alone, as its source promises; all else fails it.
     """
 
     def __init__(
@@ -125,6 +127,8 @@ class BlockRun:
         self.budget: Budget | None = None
         self.log: RowLog | None = None
         self.pieces: Pieces | None = None
+        self.rank = 0
+        self.by_row = False
         self._body = body
         self._read_only = read_only
         self._modes = BlockModes(grad=grad, inference=inference)
@@ -167,7 +171,10 @@ class BlockRun:
 
     def read_item(self, location: Location, index: int) -> object:
         """Return `read(location)[index]`; where the value is a tuple, its other items are not copied yet."""
-        return self._visit_of(location, wanted=index).item(index)
+        visit = self._visit_of(location, wanted=index)
+        if self.by_row:
+            visit.refuse_item_of_tensor()
+        return visit.item(index)
 
     def write(self, location: Location, value: object) -> None:
         """Replace the value of `location`, waiting for it first where it has not been reached.
@@ -288,6 +295,8 @@ class BlockRun:
             self._watch(visit)
             return live
         try:
+            if self.by_row:
+                visit.refuse_changes_across_rows()
             landed, changed = visit.land(read_only=self._read_only)
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to this request alone
             self.fail(error)

@@ -286,6 +286,28 @@ class Visit:
             self._note_edit(self.location)
         return landed, landing.changed or self._assigned
 
+    def refuse_item_of_tensor(self) -> None:
+        """Refuse an item of a tensor, which is a row, to a block that is to change all rows alike.
+
+        Raises:
+            UnsupportedFeatureError: The value is no tuple or list.
+        """
+        if not isinstance(self._live, tuple | list):
+            raise refusals.not_by_row(self.location, f"it is {describe(self._live)} here, whose items are rows")
+
+    def refuse_changes_across_rows(self) -> None:
+        """Refuse a change of a tensor that has not one row for each token.
+
+        Raises:
+            UnsupportedFeatureError: Such a tensor was changed.
+        """
+        total = self._scope.total
+        for own, version, live in self._handed:
+            by_row = live.dim() > 1 and live.shape[0] == total
+            if own._version != version and not by_row:
+                shape = tuple(live.shape)
+                raise refusals.not_by_row(self.location, f"it has shape {shape}, which is not [tokens, ...]")
+
     def watch(self, late: LateEdits) -> None:
         """Have what was handed out watched for edits that come too late."""
         where = self.location.name

@@ -6,7 +6,7 @@ A change is plain data: `["same"]`, `["set", value]`, `["list", {index: change},
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _MISSING = object()
@@ -21,6 +21,32 @@ def snapshot(value: object) -> Any:
     if type(value) is set:
         return set(value)
     return value
+
+
+def own_copies(values: Mapping[str, object]) -> dict[str, Any]:
+    """Copy the lists, dicts, sets and tuples among values, and share everything else.
+
+    What is one container in several places stays one.
+    """
+    seen: dict[int, Any] = {}
+    return {name: _own_copy(value, seen) for name, value in values.items()}
+
+
+def _own_copy(value: Any, seen: dict[int, Any]) -> Any:
+    kind = type(value)
+    if kind not in (list, dict, set, tuple):
+        return value
+    if id(value) not in seen:
+        if kind is tuple:
+            return tuple(_own_copy(item, seen) for item in value)
+        copied = seen[id(value)] = kind()
+        if kind is list:
+            copied.extend(_own_copy(item, seen) for item in value)
+        elif kind is dict:
+            copied.update({key: _own_copy(item, seen) for key, item in value.items()})
+        else:
+            copied.update(value)
+    return seen[id(value)]
 
 
 def difference(before: Any, after: Any) -> list[Any]:

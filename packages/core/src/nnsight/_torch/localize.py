@@ -17,6 +17,7 @@ from nnsight._program import (
     save_names,
 )
 from nnsight._trace.block_tracer import BlockTracer
+from nnsight._trace.edit import EditTracer
 from nnsight._trace.model import TracedModel
 from nnsight._trace.tracer import Invoker, Tracer
 from nnsight.errors import SourceNotFoundError
@@ -56,7 +57,7 @@ def localize(value: Any, seen: dict[Any, Any], steps: StepBudget | None = None) 
         raise value.refusal()
     if isinstance(value, TracedModel):
         return value.envoy
-    if isinstance(value, Tracer | Invoker):
+    if isinstance(value, Tracer | Invoker | EditTracer):
         return BlockTracer()
     if kind is functools.partial and _is_recompiled(value, steps):
         own = functools.partial(

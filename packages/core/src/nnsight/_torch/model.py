@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,9 +16,11 @@ from nnsight._envoy import ModelTree
 from nnsight._interleave import BlockRun, Budget, Interleaver, WholeScope
 from nnsight._interleave.budget import check_limit
 from nnsight._torch.localize import localize
-from nnsight._trace import Outcome, Request, TracedModel
-from nnsight._trace.outcomes import finish_run
+from nnsight._trace import Outcome, Request, RequestBlocks, TracedModel
 from nnsight.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from nnsight._program import Program
 
 _LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 
@@ -108,38 +110,45 @@ class NNsight(TracedModel):
         with self._lock:
             return [self._run_one(request) for request in requests]
 
+    def _check_edits(self) -> None:
+        """Allow edits."""
+
     def _run_one(self, request: Request) -> Outcome:
+        edits = {edit.name: edit.program for edit in self._edits_of(request)}
+        blocks = RequestBlocks(request.program, edits, self._start)
+        try:
+            result = _Forward(self._tree, self._module, blocks.runs).call(request.prepared)
+        except _Abandoned:
+            return blocks.finish()
+        except Exception as error:  # noqa: BLE001 - the model's own failure is the request's error
+            return blocks.finish(error=error)
+        return blocks.finish(result=result)
+
+    def _start(self, program: Program) -> BlockRun:
         seen: dict[object, object] = {}
         budget = Budget(**self._budgets)
-        values = {name: localize(value, seen, budget.steps) for name, value in request.program.values.items()}
-        run = request.program.start(
+        values = {name: localize(value, seen, budget.steps) for name, value in program.values.items()}
+        return program.start(
             values,
             grad=torch.is_grad_enabled(),
             inference=torch.is_inference_mode_enabled(),
             read_only=False,
             budget=budget,
         )
-        try:
-            result = _Forward(self._tree, self._module, run).call(request.prepared)
-        except _Abandoned:
-            return finish_run(run, request.program)
-        except Exception as error:  # noqa: BLE001 - the model's own failure is the request's error
-            return finish_run(run, request.program, error=error)
-        return finish_run(run, request.program, result=result)
 
 
 class _Forward:
     """One traced call of the module, in steps."""
 
-    def __init__(self, tree: ModelTree, module: nn.Module, run: BlockRun) -> None:
+    def __init__(self, tree: ModelTree, module: nn.Module, runs: Sequence[BlockRun]) -> None:
         self._tree = tree
         self._module = module
-        self._run = run
+        self._runs = runs
         self._step = 0
         self._interleaver = Interleaver(tree, after_turn=self._abandon_if_over)
 
     def call(self, call: _Call) -> object:
-        """Run the module to its end, beside the block, and return what the method returned."""
+        """Run the module to its end, beside the blocks, and return what the method returned."""
         prior = self._module.__dict__.get("forward")
         forward = self._module.forward
         self._module.__dict__["forward"] = self._stepper(forward)
@@ -161,7 +170,7 @@ class _Forward:
             if self._interleaver.is_called_by_a_block():
                 return forward(*args, **kwargs)
             scope = WholeScope()
-            self._interleaver.begin_step({self._run: scope}, {self._run: self._step})
+            self._interleaver.begin_step(dict.fromkeys(self._runs, scope), dict.fromkeys(self._runs, self._step))
             self._step += 1
             output = root.around(forward, args, kwargs)
             self._interleaver.end_step()

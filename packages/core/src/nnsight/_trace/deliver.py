@@ -120,9 +120,15 @@ def _warn(place: Place, messages: Iterable[str], category: type[NNsightWarning])
         warnings.warn_explicit(text, category, filename=place.filename, lineno=place.line, module=place.module)
 
 
-def raise_first(outcomes: Sequence[Outcome], saves: dict[str, object]) -> None:
-    """Raise the error of the first request that failed, with all that was saved and notes on the others."""
-    blocks = _labelled(outcomes)
+def raise_first(outcomes: Sequence[Outcome], saves: dict[str, object], kind: str = "invoke") -> None:
+    """Raise the error of the first request that failed, with all that was saved and notes on the others.
+
+    Args:
+        outcomes: What became of each request.
+        saves: Everything saved.
+        kind: What a request is called.
+    """
+    blocks = _labelled(outcomes, kind)
     failed = [(label, outcome) for label, outcome in blocks if outcome.error is not None]
     if not failed:
         return
@@ -142,11 +148,11 @@ def raise_first(outcomes: Sequence[Outcome], saves: dict[str, object]) -> None:
     raise error
 
 
-def _labelled(outcomes: Sequence[Outcome]) -> list[tuple[str, Outcome]]:
+def _labelled(outcomes: Sequence[Outcome], kind: str) -> list[tuple[str, Outcome]]:
     """List every block that ran, with the words that tell it from the others."""
     found = []
     for index, outcome in enumerate(outcomes):
-        invoke = f"invoke {index}" if len(outcomes) > 1 else ""
+        invoke = f"{kind} {index}" if len(outcomes) > 1 else ""
         for number, part in enumerate(outcome.parts):
             words = [f"sequence {number}"] if outcome.sequences else []
             found.append((" of ".join([*words, invoke] if invoke else words), part))

@@ -17,6 +17,7 @@ from nnsight._interleave.visit import MISSING
 from nnsight._program import Effects, FunctionCodec, MethodCodec, Pending, Program
 from nnsight._trace.block_tracer import BlockTracer
 from nnsight._trace.cache import Cache, CachedModule
+from nnsight._trace.edit import Edit, EditTracer
 from nnsight._trace.model import TracedModel
 from nnsight._trace.tracer import Invoker, Tracer
 from nnsight._wire import CodecTable, Limits, decode, default_codecs, encode, encode_parts, part
@@ -204,6 +205,22 @@ class PendingCodec:
         raise WireError("the message holds a value that is not there yet")
 
 
+class EditCodec:
+    """Refuse an edit: it is installed, chosen and removed by code outside blocks."""
+
+    tag = "nnsight.edit"
+
+    def encode(self, value: Any, encoder: Encoder) -> object:
+        """Refuse it."""
+        raise encoder.refusal(
+            value, "it is an edit", "Edits are chosen with edits=[...] and removed with edit.clear(), outside blocks."
+        )
+
+    def decode(self, payload: Any, decoder: Decoder) -> object:
+        """Refuse it."""
+        raise WireError("the message holds an edit, which does not travel")
+
+
 def write_handed(value: object, name: str) -> Parts:
     """Write a value that one invoke hands to another, as the parts of a message.
 
@@ -261,6 +278,8 @@ def _make_block_codecs(tree: ModelTree | None, handed: HandedCodec | None) -> Co
         TracedModel: envoys,
         Tracer: tracers,
         Invoker: tracers,
+        EditTracer: tracers,
+        Edit: EditCodec(),
         HandedValue: handed or HandedCodec(),
         Pending: PendingCodec(),
         Cache: caches,

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nnsight._interleave.location import SIDES
+from nnsight._trace.edit import EditBlock
 from nnsight._trace.levels import run_in_levels
 from nnsight._trace.session import Session
 from nnsight._trace.tracer import Tracer
-from nnsight.errors import UnknownLocationError
+from nnsight.errors import UnknownLocationError, UnsupportedFeatureError
 from nnsight.events import RunFinished, RunStarted
 from nnsight.plugins import plugin_manager
 
 if TYPE_CHECKING:
     from nnsight._envoy import Envoy, ModelTree
+    from nnsight._trace.edit import Edit
     from nnsight._trace.request import Outcome, Request
+
+_installing = threading.Lock()
 
 
 class TracedModel(ABC):
@@ -60,6 +65,34 @@ class TracedModel(ABC):
         session reads, comes home without a save.
         """
         return Session(self, keywords)
+
+    def edit(self, *, name: str | None = None) -> EditBlock:
+        """Install a block that runs beside every later request of the model, traced or not.
+
+        `with model.edit() as (tracer, edit):` captures the block as a trace does, and runs nothing. Edits run in the
+        order in which they were installed, and before the block of a trace: it sees what they changed. What they save
+        is on `tracer.edits[name].saves`, and on the `saves` of outputs that take attributes. `edits=["name"]` of a
+        trace or an invoke runs these alone, and `edits=[]` none.
+
+        Args:
+            name: What the edit is called; a name is made up where none is given.
+
+        Raises:
+            InvalidRequestError: The name is taken.
+            UnsupportedFeatureError: The backend has no edits.
+        """
+        return EditBlock(self, name)
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """The edits that are installed, in order."""
+        installed: tuple[Edit, ...] = self.__dict__.get("_installed", ())
+        return installed
+
+    def clear_edits(self) -> None:
+        """Remove all edits: requests that are made from now on run without them."""
+        if self.edits:
+            self._uninstall(self.edits)
 
     def run(self, *args: Any, **kwargs: Any) -> Tracer:
         """Run a function as a block, for code that has no `with` statement: `model.run(prompt, function)`.
@@ -116,6 +149,31 @@ class TracedModel(ABC):
             What the caller awaits, or None where requests run as soon as their blocks end.
         """
         return None
+
+    def _check_edits(self) -> None:
+        """Allow edits; a backend whose `_execute` runs `Request.edits`, or those of `_edits_of`, overrides it.
+
+        Raises:
+            UnsupportedFeatureError: The backend has no edits.
+        """
+        raise UnsupportedFeatureError(
+            f"the backend {self.backend_name!r} has no edits: write the block in each trace, or in a function for "
+            "model.run"
+        )
+
+    def _edits_of(self, request: Request) -> tuple[Edit, ...]:
+        """Return the edits that run beside a request which begins now."""
+        return self.edits if request.edits is None else request.edits
+
+    def _install(self, edit: Edit) -> None:
+        """Take an edit, which applies to requests that begin from now on; a backend with more to do extends it."""
+        with _installing:
+            self._installed = (*self.edits, edit)
+
+    def _uninstall(self, edits: Sequence[Edit]) -> None:
+        """Let go of edits; requests that are under way keep theirs."""
+        with _installing:
+            self._installed = tuple([edit for edit in self.edits if edit not in edits])
 
     def _run_requests(self, requests: Sequence[Request]) -> list[Outcome]:
         with self._observed(len(requests)) as outcomes:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nnsight._interleave import Receipt
 from nnsight._program.failures import describe_error, keep_user_frames, rebuild_error
+from nnsight._trace.edit import EditResult
 from nnsight._trace.messages import HandedValue, decode_values, encode_values, write_handed
 from nnsight._trace.request import Outcome
 from nnsight.errors import WireError
@@ -67,13 +68,16 @@ def encode_outcome(outcome: Outcome, program: Program | None = None) -> bytes:
     except Exception as refusal:  # noqa: BLE001 - values of the user's own classes may raise anything when they are read
         sifted = {kind: _sift(kind, getattr(outcome, kind)) for kind in ("named", "unnamed", "changes", "exports")}
         result = _sift("result", {"result": outcome.result})
-        refusals = [*(error for kind in sifted.values() for error in kind.refusals), *result.refusals, refusal]
+        edits = {name: _sift("saves", each.saves) for name, each in outcome.edits.items()}
+        sifting = [*sifted.values(), result, *edits.values()]
+        refusals = [*(error for part in sifting for error in part.refusals), refusal]
         values: dict[str, Any] = {kind: part.values for kind, part in sifted.items()}
         kept = Outcome(
             **values,
             result=result.values.get("result"),
             error=outcome.error or refusals[0],
             receipt=outcome.receipt,
+            edits={name: EditResult(part.values, outcome.edits[name].receipt) for name, part in edits.items()},
         )
         return _encode(kept, program)
 
@@ -95,7 +99,8 @@ def decode_outcome(data: bytes | memoryview, tree: ModelTree) -> Outcome:
         raise WireError("the bytes are no outcome of this version of nnsight; use one version on both sides")
     error = None if parts["error"] is None else rebuild_error(parts["error"])
     receipt = Receipt.from_dict({**parts["receipt"], "bytes_home": memoryview(data).nbytes})
-    return Outcome(**{**parts, "error": error, "receipt": receipt})
+    edits = {name: EditResult(saves, Receipt.from_dict(each)) for name, (saves, each) in parts["edits"].items()}
+    return Outcome(**{**parts, "error": error, "receipt": receipt, "edits": edits})
 
 
 @dataclass
@@ -113,6 +118,7 @@ def _encode(outcome: Outcome, program: Program | None) -> bytes:
         **{name: getattr(outcome, name) for name in sorted(_PARTS)},
         "error": None if outcome.error is None else describe_error(outcome.error, files),
         "receipt": outcome.receipt.as_dict(),
+        "edits": {name: [each.saves, each.receipt.as_dict()] for name, each in outcome.edits.items()},
         "exports": {name: HandedValue(write_handed(value, name).joined()) for name, value in outcome.exports.items()},
     }
     whole = io.BytesIO()

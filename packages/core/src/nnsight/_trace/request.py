@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from nnsight._interleave import Receipt
 
 if TYPE_CHECKING:
     from nnsight._program import Program
+    from nnsight._trace.edit import Edit, EditResult
 
 
 @dataclass(frozen=True)
@@ -21,11 +23,13 @@ class Request:
         prepared: The input as the backend prepared it, checked.
         binds: Whether what the block saved is bound to the variables around the trace; a block that stands in another
             function than its trace leaves them alone.
+        edits: The edits that were chosen for it, in the order of their installation; None for all that are installed.
     """
 
     program: Program
     prepared: Any
     binds: bool = True
+    edits: tuple[Edit, ...] | None = None
 
 
 @dataclass
@@ -41,6 +45,7 @@ class Outcome:
         receipt: What was served and changed.
         exports: Variables that later invokes of the trace need; from another process, as it wrote them.
         sequences: What became of each sequence of a request that generates several; see `join_sequences`.
+        edits: What the edits that ran beside the request brought home, by name in their order.
     """
 
     named: dict[str, object] = field(default_factory=dict)
@@ -51,11 +56,25 @@ class Outcome:
     receipt: Receipt = field(default_factory=Receipt)
     exports: dict[str, object] = field(default_factory=dict)
     sequences: tuple[Outcome, ...] = ()
+    edits: dict[str, EditResult] = field(default_factory=dict)
 
     @property
     def saves(self) -> dict[str, object]:
         """Everything saved, by variable or source text."""
         return {**self.unnamed, **self.named}
+
+    @property
+    def all_saves(self) -> dict[str, object]:
+        """What the request's own block saved, and of its edits what no other block saved under the same name."""
+        own = self.saves
+        counts = Counter(name for each in self.edits.values() for name in each.saves)
+        once = {
+            name: value
+            for each in self.edits.values()
+            for name, value in each.saves.items()
+            if counts[name] == 1 and name not in own
+        }
+        return {**once, **own}
 
     @property
     def parts(self) -> tuple[Outcome, ...]:
@@ -84,6 +103,7 @@ def join_sequences(sequences: Sequence[Outcome], result: object) -> Outcome:
         for part in parts:
             for name, value in part.items():
                 joined.setdefault(name, []).append(value)
+    edits = {name: _joined([each.edits[name] for each in sequences]) for name in sequences[0].edits}
     # What one of them did not bind is not handed on, so that no list is shorter than its reader expects.
     handed = set.intersection(*(set(each.exports) for each in sequences))
     return Outcome(
@@ -93,4 +113,13 @@ def join_sequences(sequences: Sequence[Outcome], result: object) -> Outcome:
         error=next((each.error for each in sequences if each.error is not None), None),
         exports={name: [each.exports[name] for each in sequences] for name in sorted(handed)},
         sequences=tuple(sequences),
+        edits=edits,
     )
+
+
+def _joined(results: Sequence[EditResult]) -> EditResult:
+    saves: dict[str, Any] = {}
+    for result in results:
+        for name, value in result.saves.items():
+            saves.setdefault(name, []).append(value)
+    return replace(results[0], saves=saves, receipt=[result.receipt for result in results])

@@ -12,14 +12,16 @@ from nnsight._capture import BlockSource, BodySkipper, find_block
 from nnsight._program import Program, SaveBook, client_saves
 from nnsight._program.analysis import Analyses
 from nnsight._program.program import run_in_place
-from nnsight._trace.block_tracer import BlockTracer, in_block
 from nnsight._trace.deliver import Place, deliver, raise_first, without_skip
+from nnsight._trace.edit import EditResult, chosen_edits
+from nnsight._trace.in_block import InBlock
 from nnsight._trace.levels import ask_for_exports, leave_pending, without_pending
 from nnsight._trace.request import Outcome, Request
 from nnsight._trace.session import session_of
 from nnsight.errors import InvalidRequestError, OutsideTraceError
 
 if TYPE_CHECKING:
+    from nnsight._trace.edit import Edit
     from nnsight._trace.model import TracedModel
 
 _FUNCTION_BLOCK = "with _:\n    value = function(**arguments)\n    value.save()\n"
@@ -28,10 +30,11 @@ _FUNCTION_BLOCK = "with _:\n    value = function(**arguments)\n    value.save()\
 class Invoker:
     """One invoke of a trace: `with tracer.invoke(prompt):`."""
 
-    def __init__(self, tracer: Tracer, prepared: Any) -> None:
+    def __init__(self, tracer: Tracer, prepared: Any, edits: tuple[Edit, ...] | None) -> None:
         """Prepare the capture of a block."""
         self._tracer = tracer
         self._prepared = prepared
+        self._edits = edits
 
     def __enter__(self) -> Invoker:
         """Find the block and skip it here."""
@@ -51,11 +54,11 @@ class Invoker:
             return False
         with without_skip(error):
             here = frame.f_code is self._tracer._running
-            self._tracer._add_invoke(self._source, frame, self._prepared, binds=here)
+            self._tracer._add_invoke(self._source, frame, self._prepared, binds=here, edits=self._edits)
         return True
 
 
-class Tracer:
+class Tracer(InBlock):
     """A trace: the block that it captures, and what the block saved once it has run.
 
     Attributes:
@@ -72,8 +75,9 @@ class Tracer:
             kwargs = model._merge_keywords(self._session.keywords, kwargs)
         self._keywords = kwargs
         self._kept: frozenset[str] = frozenset()
-        self._single = model._has_input(args, kwargs)
-        self._prepared = model._prepare(args, kwargs) if self._single else None
+        self._edits, given = _split(model, kwargs)
+        self._single = model._has_input(args, given)
+        self._prepared = model._prepare(args, given) if self._single else None
         self._requests: list[Request] = []
         self._book = SaveBook()
         self._analyses = Analyses()
@@ -106,7 +110,7 @@ class Tracer:
             if self._session is not None:
                 self._kept = self._session.names_read(frame, self._source)
             if self._single:
-                self._add(self._source, frame, self._prepared, given={self._source.target: self})
+                self._add(self._source, frame, self._prepared, given={self._source.target: self}, edits=self._edits)
             else:
                 bound = self._run_invokes(frame)
             self._finish(frame, bound)
@@ -125,10 +129,10 @@ class Tracer:
                 "invoke was called outside the block of its trace, or the trace was given an input itself; "
                 "write `with model.trace() as tracer:` and `with tracer.invoke(prompt):` inside it"
             )
-        merged = self.model._merge_keywords(self._keywords, kwargs)
+        edits, merged = _split(self.model, self.model._merge_keywords(self._keywords, kwargs))
         if not self.model._has_input(args, merged):
             raise InvalidRequestError("invoke needs an input: `with tracer.invoke(prompt):`")
-        return Invoker(self, self.model._prepare(args, merged))
+        return Invoker(self, self.model._prepare(args, merged), edits)
 
     # Within a block these are the block tracer's; out here they exist once the trace has run ------------------------
 
@@ -165,51 +169,16 @@ class Tracer:
         return self._one([outcome.account for outcome in self._done("receipt")])
 
     @property
+    def edits(self) -> Any:
+        """What each edit that ran beside the request brought home, by its name; a list of them for several invokes."""
+        edits: list[dict[str, EditResult]] = [outcome.edits for outcome in self._done("edits")]
+        return self._one(edits)
+
+    @property
     def value(self) -> object:
         """What the function returned, for `model.run`."""
         self._done("value")
         return self._saves.get("value")
-
-    @property
-    def iter(self) -> Any:
-        """Select steps, inside a block.
-
-        Raises:
-            OutsideTraceError: No block is running here.
-        """
-        if in_block():
-            return BlockTracer().iter
-        raise OutsideTraceError("tracer.iter counts the steps of a request: use it in the block of a trace or invoke")
-
-    def all(self) -> Any:
-        """Iterate over every step, inside a block.
-
-        Raises:
-            OutsideTraceError: No block is running here.
-        """
-        if in_block():
-            return BlockTracer().all()
-        raise OutsideTraceError("tracer.all() counts the steps of a request: use it in the block of a trace or invoke")
-
-    def cache(self, *args: Any, **kwargs: Any) -> Any:
-        """Record every call of modules, inside a block; see `BlockTracer.cache`.
-
-        Raises:
-            OutsideTraceError: No block is running here.
-        """
-        if in_block():
-            return BlockTracer().cache(*args, **kwargs)
-        raise OutsideTraceError("tracer.cache() records for a request: use it in the block of a trace or invoke")
-
-    def stop(self) -> None:
-        """End the request, inside a block.
-
-        Raises:
-            OutsideTraceError: No block is running here.
-        """
-        if in_block():
-            BlockTracer().stop()
-        raise OutsideTraceError("tracer.stop() ends a request: use it in the block of a trace or invoke")
 
     # ----------------------------------------------------------------------------------------------------------------
 
@@ -224,7 +193,8 @@ class Tracer:
             raise InvalidRequestError("model.run needs an input: `model.run(prompt, function)`")
         source = BlockSource("<nnsight run>", 1, _FUNCTION_BLOCK, 0, function.__name__)
         values = {"function": function, "arguments": _arguments(function, model, tracer)}
-        tracer._requests.append(Request(Program.from_values(source, values), tracer._prepared))
+        program = Program.from_values(source, values)
+        tracer._requests.append(Request(program, tracer._prepared, edits=tracer._edits))
         tracer._finish(None, {})
         return tracer
 
@@ -247,7 +217,14 @@ class Tracer:
         self._running = code
 
     def _add(
-        self, source: BlockSource, frame: FrameType, prepared: Any, *, given: dict[Any, object], binds: bool = True
+        self,
+        source: BlockSource,
+        frame: FrameType,
+        prepared: Any,
+        *,
+        given: dict[Any, object],
+        edits: tuple[Edit, ...] | None,
+        binds: bool = True,
     ) -> None:
         program = Program.from_frame(
             source,
@@ -259,10 +236,12 @@ class Tracer:
         )
         if self._session is not None:
             program = program.keeping(self._kept)
-        self._requests.append(Request(program, prepared, binds))
+        self._requests.append(Request(program, prepared, binds, edits))
 
-    def _add_invoke(self, source: BlockSource, frame: FrameType, prepared: Any, *, binds: bool) -> None:
-        self._add(source, frame, prepared, given={source.target: self}, binds=binds)
+    def _add_invoke(
+        self, source: BlockSource, frame: FrameType, prepared: Any, *, binds: bool, edits: tuple[Edit, ...] | None
+    ) -> None:
+        self._add(source, frame, prepared, given={source.target: self}, edits=edits, binds=binds)
         request, number = self._requests[-1], len(self._requests) - 1
         for pending in request.program.pending.values():
             if pending.trace is not self._book:
@@ -298,3 +277,11 @@ def _arguments(function: Callable[..., object], model: TracedModel, tracer: Trac
     offered = {"model": model, "tracer": tracer}
     taken = inspect.signature(function).parameters
     return {name: offered[name] for name in taken if name in offered}
+
+
+def _split(model: TracedModel, keywords: dict[str, Any]) -> tuple[tuple[Edit, ...] | None, dict[str, Any]]:
+    """Return the edits that keywords choose, and the other keywords."""
+    if "edits" not in keywords:
+        return None, keywords
+    others = {name: value for name, value in keywords.items() if name != "edits"}
+    return chosen_edits(model, keywords["edits"]), others

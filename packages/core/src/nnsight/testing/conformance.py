@@ -13,6 +13,7 @@ import pytest
 
 from nnsight.errors import UntransferableValueError
 from nnsight.testing.cache_conformance import CacheConformance
+from nnsight.testing.edit_conformance import EditConformance
 from nnsight.testing.error_conformance import ErrorConformance
 from nnsight.testing.handover_conformance import HandoverConformance
 from nnsight.testing.invoke_conformance import InvokeConformance
@@ -36,6 +37,7 @@ class BackendConformance(
     HandoverConformance,
     CacheConformance,
     SessionConformance,
+    EditConformance,
 ):
     """What holds on every backend."""
 

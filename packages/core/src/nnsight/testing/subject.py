@@ -68,6 +68,7 @@ class Subject:
         tolerance: Largest absolute difference between the backend and its reference.
         standard_names: Whether a plugin knows where the model has the standard names `layers`, `resid_pre` and
             `resid_post`; without one, their refusal is what is tested.
+        edits: Whether the backend has `model.edit()`; without, its refusal is what is tested.
     """
 
     model: TracedModel
@@ -84,4 +85,5 @@ class Subject:
     tokens: Callable[[Any], list[int]]
     tolerance: float = 1e-4
     standard_names: bool = True
+    edits: bool = True
     details: Mapping[str, Any] = field(default_factory=dict)

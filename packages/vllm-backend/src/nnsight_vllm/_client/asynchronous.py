@@ -12,13 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from nnsight_vllm._client.engine import PATIENCE_S, RunningEngine, read_answers, write_question
+from nnsight_vllm._client.engine import (
+    PATIENCE_S,
+    RunningEngine,
+    read_answers,
+    refusal_of,
+    write_edit,
+    write_keys,
+    write_question,
+)
 from nnsight_vllm._client.outcomes import read_news, read_outcomes
+from nnsight_vllm._edits import INSTALL, UNINSTALL
 from nnsight_vllm._mailbox import WAITS_FOR_RESULT
 from nnsight_vllm.compat import public
 
 if TYPE_CHECKING:
-    from nnsight._trace import Outcome
+    from nnsight._trace import Edit, Outcome
     from nnsight_vllm._client.submission import Submission
     from nnsight_vllm._mailbox import Message
 
@@ -26,8 +35,50 @@ if TYPE_CHECKING:
 class AsyncEngine(RunningEngine):
     """One running engine; its requests share the event loop that the first of them was run in."""
 
+    def __init__(self, repo: str, keywords: Mapping[str, Any]) -> None:
+        """Start the engine; see `RunningEngine`."""
+        # Edits that were installed or cleared since the last request: a `with` statement cannot wait for the engine.
+        self._changes: deque[tuple[str, bytes, Edit | None]] = deque()
+        self._changing = asyncio.Lock()
+        super().__init__(repo, keywords)
+        public.prepare_requests(self.llm, self._change)
+
     def _build(self, repo: str, keywords: Mapping[str, Any]) -> Any:
         return public.build_async_llm(repo, keywords)
+
+    def install(self, edit: Edit) -> None:
+        """Have an edit run beside all requests that are made from now on; it is sent before the next of them.
+
+        Raises:
+            UntransferableValueError: A value that its block names cannot travel.
+        """
+        self._changes.append((INSTALL, write_edit(edit), edit))
+
+    def uninstall(self, edits: Sequence[Edit]) -> None:
+        """Have edits run beside no further request."""
+        self._changes.append((UNINSTALL, write_keys(edits), None))
+
+    async def _change(self) -> None:
+        """Bring the engine's edits up to date, before a request is added to it.
+
+        Raises:
+            EngineError: The engine died.
+            Exception: A worker could not read an edit, which is cleared then.
+        """
+        if not self._changes and not self._changing.locked():
+            return
+        async with self._changing:
+            while self._changes:
+                method, data, edit = self._changes[0]
+                try:
+                    replies = await self.llm.collective_rpc(method, args=(data,))
+                except public.engine_dead_errors() as error:
+                    raise self.death("was told of an edit", error) from error
+                self._changes.popleft()
+                refusal = None if edit is None else refusal_of(replies)
+                if refusal is not None and edit is not None:
+                    edit.clear()
+                    raise refusal
 
     @property
     def tokenizer(self) -> Any:
@@ -39,8 +90,11 @@ class AsyncEngine(RunningEngine):
 
         Raises:
             EngineError: The engine was shut down, or died.
+            Exception: A worker could not read an edit that was installed before it.
         """
         self.refuse_dead()
+        # Within vLLM's own method, an error would come out as one of vLLM's.
+        await self._change()
         completions = public.Completions(params)
         try:
             async with aclosing(self.llm.generate(prompt, params, request_id, **keywords)) as outputs:
@@ -51,14 +105,14 @@ class AsyncEngine(RunningEngine):
             raise self.death("ran a request", error) from error
 
     async def stream(self, submission: Submission) -> AsyncGenerator[tuple[Any, Outcome | None], None]:
-        """Run a traced request and stream its outputs, the last with what became of the block.
+        """Run a request and stream its outputs, the last with what became of its blocks.
 
         Where the request asks for it, every other output has what was saved since the one before as `saves`. A stream
         that is closed early ends its request, and nothing of it is left in the engine.
         """
         keys = submission.sequence_keys
         posted = {key: self.mailbox.expect(key) for key in keys} if self.posts else {}
-        heard = {key: self.mailbox.listen(key) for key in keys if submission.request.prepared.streams}
+        heard = {key: self.mailbox.listen(key) for key in keys if submission.streams}
         arrived = False
         try:
             running = self.generate(submission.prompt, submission.params, submission.key, **submission.keywords)

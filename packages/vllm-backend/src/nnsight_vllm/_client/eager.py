@@ -11,15 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from nnsight_vllm._client.engine import PATIENCE_S, RunningEngine, read_answers, write_question
+from nnsight_vllm._client.engine import (
+    PATIENCE_S,
+    RunningEngine,
+    read_answers,
+    refusal_of,
+    write_edit,
+    write_keys,
+    write_question,
+)
 from nnsight_vllm._client.outcomes import read_outcomes
 from nnsight_vllm._client.sampling import REQUEST_KEYWORDS
 from nnsight_vllm._client.submission import Submission, submitting
+from nnsight_vllm._edits import INSTALL, UNINSTALL
 from nnsight_vllm._mailbox import WAITS_FOR_RESULT
 from nnsight_vllm.compat import public
 
 if TYPE_CHECKING:
-    from nnsight._trace import Outcome, Request
+    from nnsight._trace import Edit, Outcome, Request
     from nnsight_vllm._mailbox import Message
 
 
@@ -51,19 +60,45 @@ class EagerEngine(RunningEngine):
         """Run traced requests to their ends, and bring home what they saved."""
         self.refuse_dead()
         with submitting(requests, self) as submissions:
-            keys = [key for each in submissions for key in each.sequence_keys]
-            posted = {key: self.mailbox.expect(key) for key in keys} if self.posts else {}
-            with self._lock:
-                try:
-                    results = self._generate(
-                        [each.prompt for each in submissions],
-                        [each.params for each in submissions],
-                        **_joined_keywords(submissions),
-                    )
-                except BaseException:
-                    self._discard(keys)
-                    raise
-                return self._bring_home(submissions, results, posted)
+            return self.submit(submissions)
+
+    def submit(self, submissions: Sequence[Submission]) -> list[Outcome]:
+        """Run requests to their ends, and bring home what their blocks saved."""
+        self.refuse_dead()
+        keys = [key for each in submissions for key in each.sequence_keys]
+        posted = {key: self.mailbox.expect(key) for key in keys} if self.posts else {}
+        with self._lock:
+            try:
+                results = self._generate(
+                    [each.prompt for each in submissions],
+                    [each.params for each in submissions],
+                    **_joined_keywords(submissions),
+                )
+            except BaseException:
+                self._discard(keys)
+                raise
+            return self._bring_home(submissions, results, posted)
+
+    def install(self, edit: Edit) -> None:
+        """Have an edit run beside all requests that are made from now on.
+
+        Raises:
+            UntransferableValueError: A value that its block names cannot travel.
+            EngineError: The engine died.
+            Exception: A worker could not read the block.
+        """
+        self.refuse_dead()
+        data = write_edit(edit)
+        with self._lock:
+            refusal = refusal_of(self._call(INSTALL, data))
+        if refusal is not None:
+            raise refusal
+
+    def uninstall(self, edits: Sequence[Edit]) -> None:
+        """Have edits run beside no further request."""
+        with self._lock:
+            if self.died is None:
+                self._call(UNINSTALL, write_keys(edits))
 
     def _generate(self, prompts: Sequence[Any], params: Sequence[Any], **keywords: Any) -> list[Any]:
         self.refuse_dead()

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 import nnsight_vllm
-from nnsight._trace.messages import block_codecs
+from nnsight._program.failures import rebuild_error
+from nnsight._trace.messages import block_codecs, encode_program
 from nnsight._wire import encode
 from nnsight.errors import EngineError, InvalidRequestError
 from nnsight.events import PromptFacts
 from nnsight.plugins import plugin_manager
 from nnsight_vllm._client.guard import refuse_unguarded_script
 from nnsight_vllm._client.outcomes import drop_outcome
+from nnsight_vllm._edits import TravellingEdit
 from nnsight_vllm._mailbox import ADDRESS_VARIABLE, Mailbox, Message
 from nnsight_vllm._transfer import PREFIX, remove_shared, shared_folder
 from nnsight_vllm.compat import public
@@ -28,6 +30,7 @@ from nnsight_vllm.compat.records import refuse_missing_seams
 
 if TYPE_CHECKING:
     from nnsight._program import Effects
+    from nnsight._trace import Edit
 
 # Workers announce themselves before vLLM has loaded the model.
 _ANNOUNCED_S: Final = 10.0
@@ -47,6 +50,7 @@ class RunningEngine:
         posts: Whether all workers reach the mailbox, as they do from processes of their own on this host.
         llm: vLLM's own engine object; None once the engine is shut down.
         died: Which of its processes died, and how; None while all live.
+        edits: The edits that its model has installed.
     """
 
     def __init__(self, repo: str, keywords: Mapping[str, Any]) -> None:
@@ -63,6 +67,7 @@ class RunningEngine:
         self.mailbox = Mailbox(drop_outcome)
         self.llm: Any = None
         self.died: str | None = None
+        self.edits: tuple[Edit, ...] = ()
         self._watch: DeathWatch | None = None
         try:
             with _leading_to(self.mailbox):
@@ -106,6 +111,18 @@ class RunningEngine:
         if policy is not None and policy.how == "refused":
             raise InvalidRequestError(policy.reason)
         return self._splits and (policy is None or policy.how != "split")
+
+    def install(self, edit: Edit) -> None:
+        """Have an edit run beside all requests that are made from now on.
+
+        Raises:
+            UntransferableValueError: A value that its block names cannot travel.
+        """
+        raise NotImplementedError
+
+    def uninstall(self, edits: Sequence[Edit]) -> None:
+        """Have edits run beside no further request."""
+        raise NotImplementedError
 
     def shutdown(self) -> None:
         """End the engine's processes."""
@@ -206,6 +223,27 @@ def read_answers(replies: Sequence[bytes]) -> dict[str, Message]:
     for keys, data in msgspec.msgpack.decode(next(reply for reply in replies if reply)):
         found |= dict.fromkeys(keys, Message(data))
     return found
+
+
+def write_edit(edit: Edit) -> bytes:
+    """Write an edit for `nnsight_install`.
+
+    Raises:
+        UntransferableValueError: A value that its block names cannot travel.
+    """
+    program = edit.program
+    return TravellingEdit.of(edit.key, edit.name, program.effects, encode_program(program)).written()
+
+
+def write_keys(edits: Sequence[Edit]) -> bytes:
+    """Write edits for `nnsight_uninstall`."""
+    return msgspec.msgpack.encode([edit.key for edit in edits])
+
+
+def refusal_of(replies: Sequence[bytes]) -> BaseException | None:
+    """Return why a worker could not read an edit; None where all could."""
+    reply = next((reply for reply in replies if reply), None)
+    return None if reply is None else rebuild_error(msgspec.msgpack.decode(reply))
 
 
 @contextlib.contextmanager

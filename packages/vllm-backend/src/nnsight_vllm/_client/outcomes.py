@@ -10,7 +10,7 @@ import msgspec
 from nnsight._interleave import Receipt
 from nnsight._program.failures import rebuild_error
 from nnsight._program.streaming import News
-from nnsight._trace import Outcome, join_sequences
+from nnsight._trace import EditResult, Outcome, join_sequences
 from nnsight._trace.bunches import read_bunch
 from nnsight._trace.messages import HandedValue
 from nnsight.errors import EngineError
@@ -56,13 +56,16 @@ def read_outcome(message: Message | None, key: str, result: Any) -> Outcome:
             error=EngineError("the engine returned no receipt for a traced request, so its block may not have run"),
         )
     # What is read for one request is kept for the others.
-    receipt, error, exports, parts = message.read(lambda data: _read(data, result)).pop(key)
+    receipt, error, exports, edits, parts = message.read(lambda data: _read(data, result)).pop(key)
     raised = rebuild_error(error) if error is not None else None
     handed: dict[str, object] = {name: HandedValue(_raw(place)) for name, place in exports.items()}
     if isinstance(parts, Exception):
-        raised, parts = raised or parts, [{}, {}, {}]
-    named, unnamed, changes = parts
-    return Outcome(named, unnamed, changes, result, raised, Receipt.from_dict(receipt), handed)
+        raised, parts = raised or parts, [{} for _ in range(3 + len(edits))]
+    named, unnamed, changes, *saved = parts
+    results = {
+        name: EditResult(saves, Receipt.from_dict(each)) for (name, each), saves in zip(edits, saved, strict=True)
+    }
+    return Outcome(named, unnamed, changes, result, raised, Receipt.from_dict(receipt), handed, edits=results)
 
 
 def read_news(messages: Iterable[Message], key: str) -> News:
@@ -78,10 +81,10 @@ def read_news(messages: Iterable[Message], key: str) -> News:
 
 def _put_on_output(result: Any, outcome: Outcome) -> None:
     """Put what became of a request on its finished output, and what became of each sequence on its completion."""
-    result.saves, result.receipt = outcome.saves, outcome.account
+    result.saves, result.receipt, result.edits = outcome.all_saves, outcome.account, outcome.edits
     for completion in result.outputs:
         part = outcome.sequences[completion.index] if outcome.sequences else outcome
-        completion.saves, completion.receipt = part.saves, part.receipt
+        completion.saves, completion.receipt, completion.edits = part.all_saves, part.receipt, part.edits
 
 
 def drop_outcome(data: bytes) -> None:
@@ -89,7 +92,7 @@ def drop_outcome(data: bytes) -> None:
     if data == WAITS_FOR_RESULT:
         return
     content = msgspec.msgpack.decode(data)
-    for place in (content["values"], *(each for *_, exports in content["requests"] for each in exports.values())):
+    for place in (content["values"], *(each for request in content["requests"] for each in request[3].values())):
         if isinstance(place, str):
             remove_shared(place)
 

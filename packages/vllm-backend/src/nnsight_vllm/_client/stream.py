@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nnsight._trace import Outcome
 from nnsight._trace.levels import hand_over
-from nnsight.errors import HandoverError, InvalidRequestError
+from nnsight.errors import EngineError, HandoverError, InvalidRequestError
 from nnsight_vllm._client.submission import submitting
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class TraceStream:
 
     `await stream` runs them to their ends and returns the last output, or a list of them for a trace of invokes.
     `async for output in stream` yields vLLM's outputs as they come. Each output has the attributes `invoke`, its number
-    in the trace, and, once it is finished, `saves` and `receipt`, as has each of its completions.
+    in the trace, and, once it is finished, `saves`, `edits` and `receipt`, as has each of its completions.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class TraceStream:
 async def gather_outputs(
     engine: AsyncEngine, prompts: Sequence[Any], params: Any, keywords: Mapping[str, Any], *, several: bool
 ) -> Any:
-    """Run untraced requests at once, and return their last outputs in order."""
+    """Run requests that no block runs beside at once, and return their last outputs in order."""
 
     async def last(prompt: Any) -> Any:
         found = None
@@ -170,3 +170,16 @@ async def gather_outputs(
 
     found = await asyncio.gather(*(last(prompt) for prompt in prompts))
     return found if several else found[0]
+
+
+async def gather_outcomes(engine: AsyncEngine, submissions: Sequence[Submission]) -> list[Outcome]:
+    """Run requests with blocks at once, and return what became of each in order."""
+
+    async def last(submission: Submission) -> Outcome:
+        found: Outcome | None = None
+        async with aclosing(engine.stream(submission)) as outputs:
+            async for _, outcome in outputs:
+                found = outcome or found
+        return found or Outcome(error=EngineError("the request ended without a finished output"))
+
+    return list(await asyncio.gather(*(last(submission) for submission in submissions)))

@@ -1,9 +1,9 @@
-"""Traced requests as vLLM takes them."""
+"""Requests with blocks as vLLM takes them."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 from nnsight._trace.shipping import Shipment, write_programs
 from nnsight_vllm._transfer import remove_shared, write_shared
 from nnsight_vllm.compat import public
-from nnsight_vllm.compat.requests import attach_program, sequence_keys
+from nnsight_vllm.compat.requests import attach, sequence_keys
 
 if TYPE_CHECKING:
-    from nnsight._trace import Request
+    from nnsight._program import Effects
+    from nnsight._trace import Edit, Request
     from nnsight_vllm._client.engine import RunningEngine
     from nnsight_vllm._client.prepared import PreparedRequest
 
@@ -24,23 +25,23 @@ _LARGEST_WITH_EACH: Final = 1 << 14
 
 @dataclass(frozen=True)
 class Submission:
-    """One traced request, ready to be handed to vLLM.
+    """One request whose blocks are asked about, ready to be handed to vLLM.
 
     Attributes:
-        request: What it was made from.
         key: Our id of it.
         sequence_keys: What the outcome of each of its sequences comes home under.
         prompt: vLLM's prompt.
-        params: vLLM's sampling parameters, which carry the program.
+        params: vLLM's sampling parameters, which carry what is ours.
         keywords: Keywords of the request beside them, such as `lora_request`.
+        streams: Whether saves go home as they are made.
     """
 
-    request: Request
     key: str
     sequence_keys: tuple[str, ...]
     prompt: dict[str, Any]
     params: Any
     keywords: dict[str, Any]
+    streams: bool = False
 
     @classmethod
     def of(cls, request: Request, engine: RunningEngine, template: bytes | str, own: bytes) -> Submission:
@@ -53,16 +54,45 @@ class Submission:
             own: The values of its own.
 
         Raises:
-            InvalidRequestError: The engine cannot compute the prompt as the block needs it.
+            InvalidRequestError: The engine cannot compute the prompt as a block needs it.
         """
-        prepared: PreparedRequest = request.prepared
-        key = secrets.token_hex(16)
-        prompt, params = dict(prepared.prompt), public.copy_of_params(prepared.params)
         effects = request.program.effects
-        whole = engine.keeps_whole(len(prompt["prompt_token_ids"]), effects)
-        public.mark_traced(params, prompt, salt=None if effects.read_only else f"nnsight:{key}")
-        attach_program(params, key, template, own, whole=whole, streams=prepared.streams)
-        return cls(request, key, sequence_keys(params, key), prompt, params, prepared.keywords)
+        program = {"program": template, "values": own, "writes": not effects.read_only}
+        return cls._made(engine, request.prepared, request.edits, [effects], program)
+
+    @classmethod
+    def untraced(cls, prepared: PreparedRequest, engine: RunningEngine, edits: Sequence[Edit] | None) -> Submission:
+        """Ask about the edits of a request that has no block of its own.
+
+        Args:
+            prepared: Its input.
+            engine: Runs it.
+            edits: The edits that were chosen for it; None for all.
+
+        Raises:
+            InvalidRequestError: The engine cannot compute the prompt as a block needs it.
+        """
+        return cls._made(engine, prepared, edits, [], {})
+
+    @classmethod
+    def _made(
+        cls,
+        engine: RunningEngine,
+        prepared: PreparedRequest,
+        edits: Sequence[Edit] | None,
+        effects: Sequence[Effects],
+        program: Mapping[str, Any],
+    ) -> Submission:
+        key = secrets.token_hex(16)
+        prompt, params, streams = dict(prepared.prompt), public.copy_of_params(prepared.params), prepared.streams
+        beside = engine.edits if edits is None else edits
+        all_effects = [*effects, *[edit.program.effects for edit in beside]]
+        # Every block is asked, since one of them may refuse the prompt.
+        whole = any([engine.keeps_whole(len(prompt["prompt_token_ids"]), each) for each in all_effects])
+        # Without a choice, the engine core decides when the request gets there.
+        chosen = {} if edits is None else {"edits": [edit.key for edit in edits]}
+        attach(params, key=key, whole=whole, streams=streams, **program, **chosen)
+        return cls(key, sequence_keys(params, key), prompt, params, prepared.keywords, streams)
 
 
 @contextmanager

@@ -59,7 +59,7 @@ class OutcomeWriter:
                     yield from self.write_each([traced])
                 return
             failed = _Bunch()
-            failed.add_failed(ended[0].key, error)
+            failed.add_failed(_key_of(ended[0]), error)
             yield failed.keys, self._finish(failed)
 
     def write_news(self, news: Sequence[tuple[str, News]]) -> tuple[list[str], bytes]:
@@ -79,20 +79,22 @@ class OutcomeWriter:
         return [news_key(key) for key in bunch.keys], self._finish(bunch)
 
     def write_with_result(self, traced: Traced, result_data: bytes) -> bytes:
-        """Write what became of a request whose block waits for the finished output.
+        """Write what became of a request of which a block waits for the finished output.
 
         Args:
             traced: The request.
             result_data: The finished output as a message of the wire.
         """
         result: object = None
-        run = traced.run
-        assert run is not None
+        runs = traced.blocks.runs
         try:
             result = decode(result_data, codecs=block_codecs(), limits=TRUSTED)
-            run.give_result(result)
+            for run in runs:
+                run.give_result(result)
         except Exception as error:  # noqa: BLE001 - it belongs to this request, and the others come home
-            run.fail(error)
+            traced.error = traced.error or error
+            for run in runs:
+                run.close()
         bunch = _Bunch(result)
         self._add(bunch, traced)
         return self._finish(bunch)
@@ -101,32 +103,40 @@ class OutcomeWriter:
         try:
             self._add_outcome(bunch, traced)
         except Exception as error:  # noqa: BLE001 - it belongs to this request, and the others come home
-            bunch.add_failed(traced.key, error)
+            bunch.add_failed(_key_of(traced), error)
 
     def _add_outcome(self, bunch: _Bunch, traced: Traced) -> None:
-        run, program = traced.run, traced.program
-        if run is None or program is None:
-            bunch.add_failed(traced.key, traced.error)
-            return
-        run.close()
+        blocks = traced.blocks
+        for run in blocks.runs:
+            run.close()
         if self._model.rank:
             return
-        run.count_late_edits()
-        error = describe_error(run.error, frozenset({program.source.filename})) if run.error is not None else None
+        for run in blocks.runs:
+            run.count_late_edits()
+        failure = traced.error or blocks.failure()
+        files = frozenset(block.program.source.filename for block in blocks.blocks)
+        error = None if failure is None else describe_error(failure, files)
+        own = None if blocks.own is None else blocks.own.run
         exports = {}
-        for name, value in run.exports.items():
+        for name, value in ({} if own is None else own.exports).items():
             try:
                 exports[name] = self._place(write_handed(value, name))
             except Exception as refusal:  # noqa: BLE001 - what cannot be sent is that request's error
                 error = error or describe_error(refusal)
-        parts = [getattr(run, part) for part in _PARTS]
+        edits = [block for block in blocks.blocks if block.edit is not None]
+        parts: list[dict[str, object]] = [getattr(own, part, {}) for part in _PARTS]
+        parts += [{**block.run.unnamed, **block.run.named} for block in edits]
         try:
             size = bunch.values.add(parts)
         except Exception as refusal:  # noqa: BLE001 - as above
             error = error or describe_error(refusal)
             size = bunch.values.add([_sendable(part, bunch.result) for part in parts])
-        run.receipt.bytes_home = size
-        bunch.add(traced.key, run.receipt.as_dict(), error, exports)
+        receipt: dict[str, object] = {}
+        if own is not None:
+            own.receipt.bytes_home = size
+            receipt = own.receipt.as_dict()
+        of_edits = [[block.edit, block.run.receipt.as_dict()] for block in edits]
+        bunch.add(_key_of(traced), receipt, error, exports, of_edits)
 
     def _finish(self, bunch: _Bunch) -> bytes:
         if self._model.rank:
@@ -163,12 +173,24 @@ class _Bunch:
     def keys(self) -> list[str]:
         return [request[0] for request in self.requests]
 
-    def add(self, key: str, receipt: dict[str, object], error: object, exports: dict[str, bytes | str]) -> None:
-        self.requests.append([key, receipt, error, exports])
+    def add(
+        self,
+        key: str,
+        receipt: dict[str, object],
+        error: object,
+        exports: dict[str, bytes | str],
+        edits: Sequence[object] = (),
+    ) -> None:
+        self.requests.append([key, receipt, error, exports, list(edits)])
 
-    def add_failed(self, key: str, error: BaseException | None) -> None:
+    def add_failed(self, key: str, error: BaseException) -> None:
         self.values.add([{}] * len(_PARTS))
-        self.add(key, {}, describe_error(error or RuntimeError("the program could not be read")), {})
+        self.add(key, {}, describe_error(error), {})
+
+
+def _key_of(traced: Traced) -> str:
+    assert traced.key is not None
+    return traced.key
 
 
 def _sendable(values: Mapping[str, object], result: object) -> dict[str, object]:

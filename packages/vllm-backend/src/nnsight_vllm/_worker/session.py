@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from nnsight._interleave import Budget, Interleaver, RowLog
+from nnsight._interleave import Budget, Interleaver
+from nnsight._trace.messages import decode_program
 from nnsight_vllm._mailbox import ANNOUNCEMENT, WAITS_FOR_RESULT
+from nnsight_vllm._worker.edits import InstalledEdits
 from nnsight_vllm._worker.news import NewsDesk
 from nnsight_vllm._worker.outcomes import OutcomeWriter
 from nnsight_vllm._worker.programs import ProgramShelf
 from nnsight_vllm._worker.share import Share
 from nnsight_vllm._worker.tokens import TokenScope
-from nnsight_vllm._worker.traced import Traced
+from nnsight_vllm._worker.traced import OwnProgram, Traced
 from nnsight_vllm._worker.tree import build_tree
 from nnsight_vllm.compat.records import missing_seams
 from nnsight_vllm.compat.versions import installed_version
@@ -25,13 +28,22 @@ from nnsight_vllm.compat.versions import installed_version
 if TYPE_CHECKING:
     from nnsight._envoy import ModelTree
     from nnsight._interleave import BlockRun, RowScope
+    from nnsight._program import Program
+    from nnsight._program.streaming import StreamedBook
     from nnsight_vllm._mailbox import Postbox
+    from nnsight_vllm._worker.edits import InstalledEdit
     from nnsight_vllm.compat.model_access import WorkerModel
     from nnsight_vllm.compat.seams import Arrival, Span
 
+_log = logging.getLogger(__name__)
+
 
 class WorkerSession:
-    """Listens to the events of a model runner; see `compat.seams.StepListener`."""
+    """Listens to the events of a model runner; see `compat.seams.StepListener`.
+
+    Attributes:
+        edits: The edits that this worker was sent.
+    """
 
     def __init__(
         self, model: WorkerModel, postbox: Postbox | None = None, limits: Mapping[str, int | None] | None = None
@@ -53,6 +65,7 @@ class WorkerSession:
         self._interleaver: Interleaver | None = None
         self._cached_tree: ModelTree | None = None
         self._writer = OutcomeWriter(model)
+        self.edits = InstalledEdits(self._read)
         self._programs = ProgramShelf(lambda: self._tree, self._device_of)
         self._news = NewsDesk(model, self._writer, postbox)
 
@@ -71,42 +84,36 @@ class WorkerSession:
         """Return the length of a traced request's prompt."""
         return self._requests[request_id].num_prompt_tokens
 
-    def arrive(self, arrival: Arrival) -> None:
-        """Meet a traced request."""
-        traced = Traced(arrival.key, arrival.num_prompt_tokens)
-        self._requests[arrival.request_id] = traced
+    def arrive(self, arrival: Arrival) -> bool:
+        """Meet a request with blocks, and tell whether one of them must not see steps whose output is dropped."""
+        edits: list[InstalledEdit] = []
         try:
-            budget = Budget(**self._limits)
-            template = traced.template = self._programs.template(arrival.program)
-            program = traced.program = template.program
-            traced.own = arrival.values
-            book = self._news.watch(arrival.request_id, arrival.key) if arrival.streams else None
-            traced.run = program.start(
-                traced.values(budget), grad=False, read_only=program.effects.read_only, budget=budget, book=book
-            )
-            if not program.effects.read_only:
-                traced.run.log = RowLog()
-            traced.run.receipt.details.update(
-                runner=self._model.runner_generation, vllm=installed_version() or "unknown"
-            )
-        except Exception as error:  # noqa: BLE001 - a program that cannot be read is that request's error
-            traced.error = error
+            edits = self.edits.find(arrival.edits)
+            traced = self._traced(arrival, edits)
+        except Exception as refusal:  # noqa: BLE001 - a program that cannot be read is that request's error
+            traced = Traced.of(arrival.key, arrival.num_prompt_tokens, edits, self._start, refusal)
+        self._requests[arrival.request_id] = traced
+        return traced.counts_steps
 
     def depart(self, request_ids: Sequence[str]) -> None:
         """See requests end: let the statements after their loops run, and send home what they saved."""
-        over = []
+        over: list[tuple[str, Traced]] = []
         self._news.forget(request_ids)
         for request_id in request_ids:
             traced = self._requests.pop(request_id, None)
-            if traced is not None:
-                self._finish(traced)
-                over.append(traced)
+            if traced is None:
+                continue
+            traced.blocks.end()
+            if traced.key is None:
+                _forget(traced)
+            else:
+                over.append((traced.key, traced))
         postbox = self._postbox
-        self._finished |= {each.key: each for each in over if postbox is None or each.waits_for_result}
+        self._finished |= {key: each for key, each in over if postbox is None or each.waits_for_result}
         if postbox is None or self._model.rank or not over:
             return
-        waiting = [each.key for each in over if each.waits_for_result]
-        ended = [each for each in over if not each.waits_for_result]
+        waiting = [key for key, each in over if each.waits_for_result]
+        ended = [each for _, each in over if not each.waits_for_result]
         if waiting:
             postbox.post_each(lambda: [(waiting, WAITS_FOR_RESULT)])
         if not ended:
@@ -121,7 +128,7 @@ class WorkerSession:
 
     def begin(self, spans: Sequence[Span], num_rows: int, num_requests: int) -> None:
         """Enter the forward of a step."""
-        self._current = [Share(self._requests[span.request_id], span) for span in spans]
+        self._current = [Share(part, span) for span in spans for part in self._requests[span.request_id].parts]
         scopes: dict[BlockRun, Any] = {}
         steps: dict[BlockRun, int] = {}
         for share in self._current:
@@ -155,9 +162,7 @@ class WorkerSession:
             self._news.post()
         over = []
         for request_id, traced in self._requests.items():
-            run = traced.run
-            failed = traced.error is not None or (run is not None and (run.error is not None or run.stopped))
-            if failed and not traced.ended:
+            if traced.over and not traced.ended:
                 traced.ended = True
                 over.append(request_id)
         return over
@@ -216,8 +221,9 @@ class WorkerSession:
         """Forget requests whose caller is gone, and return how many traced requests are left."""
         for key in msgspec.msgpack.decode(data):
             traced = self._take(key)
-            if traced is not None and traced.run is not None:
-                traced.run.close()
+            if traced is not None:
+                for run in traced.blocks.runs:
+                    run.close()
         return str(len(self._requests) + len(self._finished)).encode()
 
     # --------------------------------------------------------------------------------------------------------------
@@ -242,18 +248,51 @@ class WorkerSession:
         """Put a client's GPU tensor on this rank's device."""
         return torch.device("cpu") if text == "cpu" else self._model.device
 
+    def _read(self, data: bytes) -> tuple[Program, Budget]:
+        budget = Budget(**self._limits)
+        return decode_program(data, self._tree, self._device_of, budget=budget), budget
+
+    def _traced(self, arrival: Arrival, edits: Sequence[InstalledEdit]) -> Traced:
+        if arrival.program is None:
+            return Traced.of(arrival.key, arrival.num_prompt_tokens, edits, self._start)
+        own = OwnProgram(self._programs.template(arrival.program), arrival.values)
+        watches = arrival.streams and arrival.key is not None
+        book = self._news.watch(arrival.request_id, arrival.key or "") if watches else None
+
+        def start(source: OwnProgram | InstalledEdit) -> BlockRun:
+            return self._start(source, book if source is own else None)
+
+        return Traced.of(arrival.key, arrival.num_prompt_tokens, [*edits, own], start)
+
+    def _start(self, source: OwnProgram | InstalledEdit, book: StreamedBook | None = None) -> BlockRun:
+        program = source.program
+        values, budget = source.begin(self._limits)
+        run = program.start(values, grad=False, read_only=program.effects.read_only, budget=budget, book=book)
+        run.receipt.details.update(runner=self._model.runner_generation, vllm=installed_version() or "unknown")
+        return run
+
     def _take(self, key: str) -> Traced | None:
         traced = self._finished.pop(key, None)
         if traced is not None:
             return traced
         for request_id, candidate in self._requests.items():
             if candidate.key == key:
-                del self._requests[request_id]
+                rest = candidate.remainder(self._start)
+                if rest is None:
+                    del self._requests[request_id]
+                else:
+                    self._requests[request_id] = rest
                 self._news.forget([request_id])
-                self._finish(candidate)
+                candidate.blocks.end()
                 return candidate
         return None
 
-    def _finish(self, traced: Traced) -> None:
-        if traced.run is not None:
-            traced.run.end()
+
+def _forget(traced: Traced) -> None:
+    """Let go of a request that nobody asks about, but for its errors."""
+    failure = traced.error or traced.blocks.failure()
+    for run in traced.blocks.runs:
+        run.close()
+    if failure is not None:
+        notes = "; ".join(getattr(failure, "__notes__", ()))
+        _log.warning("a request was ended by an error of an edit: %r; %s", failure, notes)

@@ -1,4 +1,4 @@
-"""What one traced request has of a step: rows that its block is served, and rows that are computed again.
+"""What one block of a request has of a step: rows that it is served, and rows that are computed again.
 
 Rows are told apart by their absolute position in the request. A request that was preempted computes its prompt and
 what it had generated anew, in one forward or several: those rows were served already, and what the block changed in
@@ -6,6 +6,9 @@ them is written again; the block goes on at the first row that is new.
 
 A prompt may be computed in several parts. A block that changes every row alike runs beside each of them; of one that
 reads at places known beforehand, the rows there are kept until the last part, beside which it runs.
+
+An edit that changes every row alike, and whose requests share what they compute, runs beside each forward: there is
+nothing to keep for it, and nothing to write again.
 """
 
 from __future__ import annotations
@@ -17,21 +20,21 @@ from nnsight.errors import UnsupportedFeatureError
 
 if TYPE_CHECKING:
     from nnsight._interleave import BlockRun
-    from nnsight_vllm._worker.traced import Traced
+    from nnsight_vllm._worker.traced import TracedBlock
     from nnsight_vllm.compat.seams import Span
 
 
 class Share:
-    """One request in one step.
+    """One block in one step.
 
     Attributes:
         request_id: vLLM's own id of the request.
         step: The step that the request is in; the prompt is step 0.
-        scopes: The blocks that take part, with their rows of the batch.
+        scopes: What takes part for it, with the rows of the batch.
     """
 
-    def __init__(self, traced: Traced, span: Span) -> None:
-        """Look at the rows of a request."""
+    def __init__(self, traced: TracedBlock, span: Span) -> None:
+        """Look at the rows of its request."""
         self.traced = traced
         self.request_id = span.request_id
         self.step = max(span.end - traced.num_prompt_tokens, 0)
@@ -50,7 +53,11 @@ class Share:
         """
         traced, span = self.traced, self._span
         run = traced.run
-        if run is None:
+        if traced.uniform:
+            self.step = traced.num_served
+            traced.num_served += 1
+            if run.present:
+                self.scopes[run] = RowScope(span.start, span.stop, num_rows, alone=alone)
             return
         num_again = max(min(traced.num_served, span.end) - span.position, 0)
         run.receipt.recomputed += num_again
@@ -74,16 +81,16 @@ class Share:
     def _enter_part(self, run: BlockRun, scope: RowScope) -> None:
         """Take part in a step that computes a part of the prompt other than its last."""
         program = self.traced.program
-        assert program is not None
         effects = program.effects
         if effects.row_local:
-            self._part = part = program.start(self.traced.values(), grad=False, read_only=False)
-            part.log = run.log
+            self._part = part = program.start(self.traced.source.values(), grad=False, read_only=False)
+            part.log, part.rank = run.log, run.rank
             self.scopes[part] = scope
         elif effects.read_only and effects.places is not None:
             if run.pieces is None:
                 run.pieces = Pieces(effects.places)
             for gatherer in run.pieces.gatherers():
+                gatherer.rank = run.rank
                 self.scopes[gatherer] = scope
             # The block is served these rows with those of the last part.
             run.receipt.rows = (run.receipt.rows or 0) + scope.num_rows
@@ -111,8 +118,6 @@ class Share:
     def leave(self) -> None:
         """Let the request fail where its rows could not be computed as its block left them, or leaves them."""
         run, part = self.traced.run, self._part
-        if run is None:
-            return
         if part is not None:
             part.close()
             run.receipt.include(part.receipt)
@@ -135,4 +140,6 @@ class Share:
             return
         over = self._samples and first + num_rows == self._span.end
         for replay in replays(log, first, num_rows, self._failures.append, samples=over):
+            # Where several blocks changed a row, the last has the last word again.
+            replay.rank = run.rank
             self.scopes[replay] = scope

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -31,20 +32,6 @@ def make_sampling_params(keywords: Mapping[str, Any]) -> Any:
 def copy_of_params(params: Any) -> Any:
     """Return sampling parameters whose fields can be set apart; what the fields hold is shared, and vLLM copies it."""
     return copy.copy(params)
-
-
-def mark_traced(params: Any, prompt: dict[str, Any], *, salt: str | None) -> None:
-    """Keep a traced request off cached keys and values, and its own away from others where it may edit.
-
-    Args:
-        params: The request's sampling parameters.
-        prompt: The request's prompt.
-        salt: Separates what the request writes to the prefix cache from everything else; None for a program that
-            changes nothing.
-    """
-    params.skip_reading_prefix_cache = True
-    if salt is not None and "cache_salt" not in prompt:
-        prompt["cache_salt"] = salt
 
 
 def build_llm(repo: str, keywords: Mapping[str, Any]) -> Any:
@@ -139,6 +126,18 @@ def abort_all(llm: Any) -> None:
     unfinished = list(engine.output_processor.request_states)
     if unfinished:
         engine.abort_request(unfinished, internal=True)
+
+
+def prepare_requests(llm: Any, prepare: Callable[[], Awaitable[None]]) -> None:
+    """Have an asynchronous engine wait for `prepare` before it adds a request, whoever makes it."""
+    add_request = llm.add_request
+
+    @functools.wraps(add_request)
+    async def prepared_add_request(*args: Any, **kwargs: Any) -> Any:
+        await prepare()
+        return await add_request(*args, **kwargs)
+
+    llm.add_request = prepared_add_request
 
 
 def engine_dead_errors() -> tuple[type[BaseException], ...]:

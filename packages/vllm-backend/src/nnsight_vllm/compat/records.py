@@ -66,10 +66,11 @@ def apply_patches() -> None:
     Raises:
         EngineError: vLLM lacks something that a patch relies on.
     """
+    from nnsight_vllm.compat.admission import wrap_collective_rpc, wrap_preprocess_add_request
     from nnsight_vllm.compat.engine_core import wrap_get_scheduler_cls
     from nnsight_vllm.compat.worker import wrap_init_device
 
-    wrappers = (wrap_get_scheduler_cls, wrap_init_device)
+    wrappers = (wrap_get_scheduler_cls, wrap_init_device, wrap_preprocess_add_request, wrap_collective_rpc)
     for patch, wrap in zip(relied_on.PATCHES, wrappers, strict=True):
         owner, name = _owner(patch.target)
         current = inspect.getattr_static(owner, name)

@@ -92,6 +92,21 @@ PATCHES: tuple[Patch, ...] = (
         remove_when="vLLM calls an extension of the worker between its device and its model: init_worker_extension",
         remove_from="0.33",
     ),
+    Patch(
+        "vllm.v1.engine.core:EngineCore.preprocess_add_request",
+        ("self", "request"),
+        why="decides which edits a request runs beside and gives it the salt of its cached keys and values, before "
+        "its prompt is hashed",
+        source="vLLM 0.27.1, v1/engine/core.py",
+        remove_when="vLLM lets a plugin change a request when it is added, in the engine core",
+    ),
+    Patch(
+        "vllm.v1.engine.core:EngineCore.collective_rpc",
+        ("self", "method", "timeout", "args", "kwargs"),
+        why="notes in the engine core which edits its workers have",
+        source="vLLM 0.27.1, v1/engine/core.py",
+        remove_when="vLLM lets a plugin add methods to the engine core",
+    ),
 )
 
 _RUNNER_V1 = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
@@ -134,6 +149,7 @@ NAMES: tuple[Name, ...] = (
         "vllm.v1.engine.async_llm:AsyncLLM.generate",
         ("prompt", "sampling_params", "request_id", "lora_request", "priority"),
     ),
+    Name("vllm.v1.engine.async_llm:AsyncLLM.add_request"),
     Name("vllm.v1.engine.async_llm:AsyncLLM.collective_rpc", ("method", "args")),
     Name("vllm.v1.engine.async_llm:AsyncLLM.shutdown", ("timeout",)),
     *_members("vllm.v1.engine.async_llm:AsyncLLM", "engine_core get_tokenizer vllm_config"),
@@ -181,6 +197,9 @@ NAMES: tuple[Name, ...] = (
     *(Name(f"{_LINEAR}:{kind}") for kind in ("ColumnParallelLinear", "ReplicatedLinear", "RowParallelLinear")),
     Name(f"{_LINEAR}:RowParallelLinear.reduce_results"),
     Name("vllm.model_executor.layers.attention.attention:Attention.kv_cache"),
+    # The engine core
+    *_members("vllm.v1.engine.core:EngineCore", "vllm_config"),
+    *_members("vllm.v1.engine:EngineCoreRequest", "sampling_params cache_salt prompt_token_ids"),
     # Workers
     *_members("vllm.v1.worker.worker_base:WorkerWrapperBase", "vllm_config worker"),
     *_members("vllm.v1.worker.gpu_worker:Worker", "model_runner rank"),

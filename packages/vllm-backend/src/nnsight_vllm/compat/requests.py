@@ -1,4 +1,4 @@
-"""What travels with a request: the program in `SamplingParams.extra_args`, and the tokens that end it."""
+"""What travels with a request: its program and edits in `SamplingParams.extra_args`, and the tokens that end it."""
 
 from __future__ import annotations
 
@@ -8,29 +8,27 @@ from nnsight_vllm.compat.seams import Arrival
 from nnsight_vllm.compat.switch import KEY
 
 
-def attach_program(params: Any, key: str, program: bytes | str, values: bytes, *, whole: bool, streams: bool) -> None:
-    """Put a program on sampling parameters, beside whatever the caller put there.
+def attach(params: Any, **ours: Any) -> None:
+    """Put what is ours on sampling parameters, beside whatever the caller put there.
 
-    Each sequence of the request runs it; vLLM makes a request of its own for each where there are several, whose
+    Each sequence of the request has it; vLLM makes a request of its own for each where there are several, whose
     parameters say no more how many there are.
 
     Args:
         params: The sampling parameters.
-        key: The client's id of the request.
-        program: The template of the program as it travels, or the file in shared memory that it lies in.
-        values: The values of the request's own.
-        whole: Whether the prompt must be computed in one step.
-        streams: Whether saves go home as they are made.
+        **ours: `key`, under which its outcome is expected. Of a traced request the `program`, which is the template as
+            it travels or the file in shared memory that it lies in, the `values` of the request's own, whether it
+            `writes`, and whether it `streams`, so that saves go home as they are made. `whole` where the prompt must be
+            computed in one step. The keys of the `edits` that were chosen for it, without which it gets all.
     """
-    ours: dict[str, object] = {
-        "key": key,
-        "program": program,
-        "values": values,
-        "whole": whole,
-        "streams": streams,
-        "several": params.n > 1,
-    }
-    params.extra_args = {**(params.extra_args or {}), KEY: ours}
+    params.extra_args = {**(params.extra_args or {}), KEY: {**ours, "several": params.n > 1}}
+
+
+def ours_of(params: Any) -> dict[str, Any] | None:
+    """Return what sampling parameters bring for us; None where they bring nothing."""
+    extra = params.extra_args if params is not None else None
+    ours = extra.get(KEY) if extra else None
+    return ours if isinstance(ours, dict) else None
 
 
 def sequence_keys(params: Any, key: str) -> tuple[str, ...]:
@@ -44,22 +42,26 @@ def _sequence_key(key: str, index: int) -> str:
 
 def needs_whole_prompt(request: Any) -> bool:
     """Tell whether a request of the scheduler carries a block that cannot follow its prompt in pieces."""
-    params = request.sampling_params
-    extra = params.extra_args if params is not None else None
-    ours = extra.get(KEY) if extra else None
-    return isinstance(ours, dict) and bool(ours.get("whole"))
+    ours = ours_of(request.sampling_params)
+    return ours is not None and bool(ours.get("whole"))
 
 
 def arrival_of(request: Any) -> Arrival | None:
-    """Return what a request brings for us, or None for an untraced one."""
-    params = request.sampling_params
-    extra = params.extra_args if params is not None else None
-    ours = extra.get(KEY) if extra else None
-    if not isinstance(ours, dict):
+    """Return what a request brings for us, or None for one that no block runs beside and nobody asks about."""
+    ours = ours_of(request.sampling_params)
+    if ours is None or not (ours.get("edits") or "key" in ours or "program" in ours):
         return None
-    key = _sequence_key(ours["key"], _sequence_index(request.req_id)) if ours["several"] else ours["key"]
+    key, edits = ours.get("key"), ours.get("edits")
+    if key is not None and ours.get("several"):
+        key = _sequence_key(key, _sequence_index(request.req_id))
     return Arrival(
-        request.req_id, ours["program"], ours["values"], key, len(request.prompt_token_ids), streams=ours["streams"]
+        request.req_id,
+        ours.get("program"),
+        ours.get("values", b""),
+        key,
+        None if edits is None else tuple(edits),
+        len(request.prompt_token_ids),
+        streams=bool(ours.get("streams")),
     )
 
 

@@ -50,8 +50,7 @@ class TracedRunner:
         if listener.knows(request.req_id):
             return
         arrival = arrival_of(request)
-        if arrival is not None:
-            listener.arrive(arrival)
+        if arrival is not None and listener.arrive(arrival):
             self.nnsight_stops[request.req_id] = stop_tokens_of(request)
 
     def nnsight_leave(self, request_ids: Sequence[str]) -> None:

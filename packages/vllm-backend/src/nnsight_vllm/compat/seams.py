@@ -15,21 +15,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A traced request that the runner meets for the first time.
+    """A request with blocks that the runner meets for the first time.
 
     Attributes:
         request_id: vLLM's own id.
-        program: The template of the program as it travelled, or the file in shared memory that it lies in.
+        program: The template of the program as it travelled, or the file in shared memory that it lies in; None for a
+            request that is not traced.
         values: The values of the request's own.
-        key: The client's id of the request.
+        key: The client's id of the request; None where no client asks for what becomes of its blocks.
+        edits: The keys of the edits that it runs beside, in order; None where our part of the engine core never saw it.
         num_prompt_tokens: Length of the prompt.
         streams: Whether saves go home as they are made.
     """
 
     request_id: str
-    program: bytes | str
+    program: bytes | str | None
     values: bytes
-    key: str
+    key: str | None
+    edits: tuple[str, ...] | None
     num_prompt_tokens: int
     streams: bool = False
 
@@ -65,8 +68,8 @@ class StepListener(Protocol):
     def active(self) -> bool:
         """Whether any traced request lives in this worker."""
 
-    def arrive(self, arrival: Arrival) -> None:
-        """Meet a traced request."""
+    def arrive(self, arrival: Arrival) -> bool:
+        """Meet a request with blocks, and tell whether one of them must not see steps whose output is dropped."""
 
     def depart(self, request_ids: Sequence[str]) -> None:
         """See requests end, all of which a step told."""

@@ -54,6 +54,8 @@ def install_session(worker: Any, vllm_config: Any, options: Mapping[str, Any]) -
     worker.nnsight_handshake = session.handshake
     worker.nnsight_collect = session.collect
     worker.nnsight_discard = session.discard
+    worker.nnsight_install = session.edits.install
+    worker.nnsight_uninstall = session.edits.forget
     return session
 
 
