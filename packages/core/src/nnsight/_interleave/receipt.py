@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -44,7 +43,8 @@ class Receipt:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the receipt as plain containers."""
-        return {name: copy.copy(getattr(self, name)) for name in _NAMES}
+        values = {name: getattr(self, name) for name in _NAMES}
+        return {name: value.copy() if isinstance(value, list | dict) else value for name, value in values.items()}
 
     def include(self, part: Receipt) -> None:
         """Add what the block did beside a part of the prompt, all of which is step 0."""

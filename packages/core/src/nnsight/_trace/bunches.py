@@ -45,7 +45,7 @@ class BunchWriter:
         """
         encoder, before = self._encoder, self.num_bytes
         try:
-            node = ["list", [encoder.node(dict(part)) for part in parts]]
+            node = ["list", [encoder.node(dict(part)) if part else None for part in parts]]
         except RecursionError as error:
             raise UntransferableValueError("a value is nested too deeply to travel between processes") from error
         finally:
@@ -78,7 +78,7 @@ class _BunchCodec:
         found: list[list[Any] | Exception] = []
         for node in items_of(payload):
             try:
-                found.append(part(decoder.value(node), list))
+                found.append([each or {} for each in part(decoder.value(node), list)])
             except NNsightError as error:
                 found.append(error)
             except Exception as error:  # noqa: BLE001 - classes of the user's own may raise anything

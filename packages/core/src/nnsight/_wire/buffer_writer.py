@@ -105,12 +105,14 @@ class BufferWriter:
     Attributes:
         header: The file's header after `finish`; empty when nothing was taken in.
         size: The bytes of the data that follow it.
+        taken: The bytes of the tensors and arrays that were taken in so far.
     """
 
     def __init__(self) -> None:
         """Begin without tensors."""
         self.header = b""
         self.size = 0
+        self.taken = 0
         self._groups: dict[tuple[torch.dtype, torch.device], _Group] = {}
         self._device_texts: dict[torch.device, str] = {}
         self._raw: list[bytes | memoryview] = []
@@ -129,12 +131,10 @@ class BufferWriter:
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = _Group(*key)
-        return group.add(tensor)
-
-    @property
-    def taken(self) -> int:
-        """The bytes of the tensors and arrays that were taken in so far."""
-        return self._raw_size + sum(group.taken for group in self._groups.values())
+        before = group.taken
+        place = group.add(tensor)
+        self.taken += group.taken - before
+        return place
 
     def device_text(self, device: torch.device) -> str:
         """Return the text of a device, which takes long to make."""
@@ -155,6 +155,7 @@ class BufferWriter:
         place: list[object] = [self._raw_size, len(data)]
         self._raw.append(data)
         self._raw_size += len(data)
+        self.taken += len(data)
         return place
 
     def finish(self) -> None:
