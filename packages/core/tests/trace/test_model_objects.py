@@ -131,7 +131,7 @@ def test_a_plugin_that_fails_to_load_names_its_distribution(monkeypatch: pytest.
 def test_what_a_block_has_is_refused_by_name_outside_one(model: NNsight) -> None:
     tracer = model.trace(X)
     for ask in (lambda: tracer.iter, tracer.all, tracer.cache, tracer.stop):
-        with pytest.raises(OutsideTraceError, match="in the block of a trace or invoke"):
+        with pytest.raises(OutsideTraceError, match="use it in the block of a trace"):
             ask()
     with pytest.raises(InvalidRequestError, match="mode='async'"):
         tracer.backend
