@@ -126,34 +126,31 @@ class Callers:
         with model.trace(PROMPTS[which], max_tokens=steps, **KEYWORDS) as tracer:
             for step in tracer.iter[:steps]:
                 model.model.layers[1].output[0][:] += VECTOR * float(step >= 0)
-                states = sum(model.model.layers[2].output).save()
+                states = sum(model.model.layers[2].output).save()  # noqa: F841 - comes home
         last = await tracer.backend
         assert list(last.outputs[0].token_ids) == self.edited[which].tokens[:steps]
         assert (last.saves["states"] - self.edited[which].streams[steps - 1][2]).abs().max() < TOLERANCE
         self.recomputed += last.receipt.recomputed
-        del states
 
     async def fail(self, choose: random.Random, which: int, steps: int) -> None:
         model = self.model
         with model.trace(PROMPTS[which], max_tokens=steps, **KEYWORDS) as tracer:
             for step in tracer.iter[:]:
-                before = model.model.layers[0].output[0].save()
+                before = model.model.layers[0].output[0].save()  # noqa: F841 - comes home
                 1 / (1 - step)
         with pytest.raises(ZeroDivisionError) as raised:
             await tracer.backend
         assert len(raised.value.saves["before"]) == 1  # type: ignore[attr-defined]
-        del before
 
     async def stop(self, choose: random.Random, which: int, steps: int) -> None:
         model = self.model
         with model.trace(PROMPTS[which], max_tokens=steps, **KEYWORDS) as tracer:
             for step in tracer.iter[:]:
-                token = model.samples.save()
+                token = model.samples.save()  # noqa: F841 - comes home
                 if step == 1:
                     tracer.stop()
         last = await tracer.backend
         assert list(last.outputs[0].token_ids) == self.plain[which].tokens[:2]
-        del token
 
     async def leave(self, choose: random.Random, which: int, steps: int) -> None:
         model = self.model
@@ -178,23 +175,19 @@ class Callers:
         task = asyncio.ensure_future(wait())
         await asyncio.sleep(choose.random() * 0.2)
         task.cancel()
-        try:
-            await task
-        except asyncio.CancelledError:
-            return
+        await asyncio.wait([task])
 
     async def several(self, choose: random.Random, which: int, steps: int) -> None:
         model = self.model
         keywords = {"temperature": 1.0, "top_k": 1, "ignore_eos": True, "n": 2, "max_tokens": steps, "edits": []}
         with model.trace(PROMPTS[which], **keywords) as tracer:
             for _ in tracer.iter[:]:
-                state = sum(model.model.layers[3].output)[-1].save()
+                state = sum(model.model.layers[3].output)[-1].save()  # noqa: F841 - comes home
         last = await tracer.backend
         for completion in last.outputs:
             assert list(completion.token_ids) == self.plain[which].tokens[:steps]
             expected = self.plain[which].streams[steps - 1][3][-1]
             assert (completion.saves["state"] - expected).abs().max() < TOLERANCE
-        del state
 
 
 def test_every_answer_is_right_and_nothing_is_left(
@@ -212,7 +205,9 @@ def test_every_answer_is_right_and_nothing_is_left(
 
     async def run(seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        await asyncio.gather(*(callers.call(number, deadline) for number in range(NUM_CLIENTS)))
+        async with asyncio.TaskGroup() as group:
+            for number in range(NUM_CLIENTS):
+                group.create_task(callers.call(number, deadline))
 
     async def main() -> tuple[list[int], list[int], int]:
         await run(seconds / 4)
