@@ -69,10 +69,11 @@ def test_a_traced_request_samples_as_an_untraced_one(engine: Any, keywords: dict
         assert (state if len(tracer.result.outputs) == 1 else state[index]).shape == (5, 128)
 
 
+# No token of the tiny model is a blank.
 GRAMMARS: dict[str, dict[str, Any]] = {
-    "choice": {"choice": ["w7 w8 w9", "w10 w11"]},
-    "regex": {"regex": r"(w1|w2)( w3){2,4}"},
-    "grammar": {"grammar": 'root ::= "w4" " w5"'},
+    "choice": {"choice": ["w7w8w9", "w10w11"]},
+    "regex": {"regex": r"(w1|w2)(w3){2,4}"},
+    "grammar": {"grammar": 'root ::= "w4" "w5"'},
 }
 
 
@@ -82,9 +83,7 @@ def test_a_grammar_holds_for_a_traced_request(engine: Any, grammar: dict[str, An
 
     keywords = {"temperature": 0.0, "max_tokens": 8, "structured_outputs": StructuredOutputsParams(**grammar)}
     plain = engine.generate(PROMPT, **keywords)
-    if plain.outputs[0].finish_reason == "error":
-        # The second runner's kernels under Triton's interpreter choose token 0 where all that is allowed is below zero.
-        pytest.skip("vLLM itself cannot follow this grammar here: it ends the untraced request with an error")
+    assert plain.outputs[0].finish_reason in ("stop", "length")
     with engine.trace(PROMPT, **keywords) as tracer:
         logits = engine.logits.save()
     assert said(tracer.result) == said(plain)
