@@ -27,18 +27,18 @@ class Traffic:
         self.programs: list[bytes | str] = []
         self.own: list[bytes] = []
         self.messages: list[Any] = []
-        attach, read = submission.attach_program, outcomes.read_outcome
+        attach, read = submission.attach, outcomes.read_outcome
 
-        def attach_program(params: Any, key: str, program: bytes | str, values: bytes, **rest: Any) -> None:
-            self.programs.append(program)
-            self.own.append(values)
-            attach(params, key, program, values, **rest)
+        def attach_noting(params: Any, **ours: Any) -> None:
+            self.programs.append(ours["program"])
+            self.own.append(ours["values"])
+            attach(params, **ours)
 
         def read_outcome(message: Any, key: str, result: Any) -> Any:
             self.messages.append(message)
             return read(message, key, result)
 
-        monkeypatch.setattr(submission, "attach_program", attach_program)
+        monkeypatch.setattr(submission, "attach", attach_noting)
         monkeypatch.setattr(outcomes, "read_outcome", read_outcome)
 
 
@@ -109,7 +109,7 @@ def test_a_value_that_cannot_be_sent_is_the_error_of_its_request_alone(engine: A
 
 def test_a_result_without_a_receipt_is_an_error(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eager, "PATIENCE_S", 0.2)
-    monkeypatch.setattr(submission, "attach_program", lambda *args, **keywords: None)
+    monkeypatch.setattr(submission, "attach", lambda params, **ours: None)
     with pytest.raises(EngineError, match="no receipt"):
         with engine.trace([3, 4], **KEYWORDS):
             engine.logits.save()
