@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from nnsight.errors import EngineError, InvalidRequestError, UnsupportedFeatureError
+from nnsight.errors import EngineError, InvalidRequestError
 from nnsight.modeling.vllm import VLLM
 
 pytestmark = pytest.mark.slow
@@ -60,18 +60,16 @@ def test_an_engine_starts_at_the_first_trace_with_the_callers_own_classes_and_le
         raise KeyError("mine")
     assert llm.collective_rpc("nnsight_discard", args=(b"\x90",)) == [b"0"]
 
-    # With chunked prefill on, a prompt that no step can hold is refused before it runs, and one that vLLM splits all
-    # the same fails alone.
-    with pytest.raises(InvalidRequestError, match="raise max_num_batched_tokens"):
-        model.trace([5] * 90, **GREEDY)
-    with pytest.raises(UnsupportedFeatureError, match="split over several steps") as raised:
-        with model.trace(**GREEDY) as tracer:
-            with tracer.invoke([5] * 64):
-                whole = layer.output[0].save()
-            with tracer.invoke([6] * 64):
-                split = layer.output[0].save()  # noqa: F841 - never comes home
-    assert whole.shape == (64, 128)
-    assert "split" not in raised.value.saves  # type: ignore[attr-defined]
+    # With chunked prefill on, a prompt whose block must see it whole is refused where no step can hold it, and two that
+    # fill a step each are computed one after the other, whatever class the scheduler is.
+    with pytest.raises(InvalidRequestError, match="raise max_num_batched_tokens"), model.trace([5] * 90, **GREEDY):
+        layer.output[0][-1] += 1.0
+    with model.trace(**GREEDY) as tracer:
+        for token in (5, 6):
+            with tracer.invoke([token] * 64):
+                layer.output[0][-1] += 0.0
+                whole = layer.output[0].shape[0].save()
+    assert whole == [64, 64]
 
     engine = model._engine
     model.shutdown()

@@ -128,7 +128,9 @@ class WorkerSession:
 
     def begin(self, spans: Sequence[Span], num_rows: int, num_requests: int) -> None:
         """Enter the forward of a step."""
-        self._current = [Share(part, span) for span in spans for part in self._requests[span.request_id].parts]
+        self._current = [
+            Share(part, span) for span in spans for part in self._requests[span.request_id].parts_of_next_step()
+        ]
         scopes: dict[BlockRun, Any] = {}
         steps: dict[BlockRun, int] = {}
         for share in self._current:
