@@ -73,10 +73,7 @@ class AsyncEngine(RunningEngine):
         async with self._changing:
             while self._changes:
                 method, data, edit = self._changes[0]
-                try:
-                    replies = await self._call(method, data)
-                except public.engine_dead_errors() as error:
-                    raise self.death("was told of an edit", error) from error
+                replies = await self._call(method, data, "was told of an edit")
                 self._changes.popleft()
                 refusal = None if edit is None else refusal_of(replies)
                 if refusal is not None and edit is not None:
@@ -165,16 +162,18 @@ class AsyncEngine(RunningEngine):
         except Exception:  # noqa: BLE001 - the error that led here is the one to show
             return
 
-    async def _call(self, method: str, data: bytes) -> Sequence[bytes]:
+    async def _call(
+        self, method: str, data: bytes, doing: str = "was asked for what a request saved"
+    ) -> Sequence[bytes]:
         """Call a method of our session in every worker, as long as they live: nobody answers for the dead."""
         self.refuse_dead()
         calling = asyncio.ensure_future(self.llm.collective_rpc(method, args=(data,)))
         try:
             while not (await asyncio.wait({calling}, timeout=_LOOK_S))[0]:
-                self.note_death("was asked for what a request saved")
+                self.note_death(doing)
             replies: Sequence[bytes] = calling.result()
         except public.engine_dead_errors() as error:
-            raise self.death("was asked for what a request saved", error) from error
+            raise self.death(doing, error) from error
         finally:
             calling.cancel()
         return replies
