@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -25,6 +25,9 @@ from nnsight_vllm._client.outcomes import read_news, read_outcomes
 from nnsight_vllm._edits import INSTALL, UNINSTALL
 from nnsight_vllm._mailbox import WAITS_FOR_RESULT
 from nnsight_vllm.compat import public
+
+# So often a call of the workers looks whether they still live.
+_LOOK_S: Final = 0.5
 
 if TYPE_CHECKING:
     from nnsight._trace import Edit, Outcome
@@ -70,10 +73,7 @@ class AsyncEngine(RunningEngine):
         async with self._changing:
             while self._changes:
                 method, data, edit = self._changes[0]
-                try:
-                    replies = await self.llm.collective_rpc(method, args=(data,))
-                except public.engine_dead_errors() as error:
-                    raise self.death("was told of an edit", error) from error
+                replies = await self._call(method, data, "was told of an edit")
                 self._changes.popleft()
                 refusal = None if edit is None else refusal_of(replies)
                 if refusal is not None and edit is not None:
@@ -154,17 +154,29 @@ class AsyncEngine(RunningEngine):
     async def _collect(self, results: Mapping[str, Any]) -> dict[str, Message]:
         if not results:
             return {}
-        try:
-            replies = await self.llm.collective_rpc("nnsight_collect", args=(write_question(results),))
-        except public.engine_dead_errors() as error:
-            raise self.death("was asked for what a request saved", error) from error
-        return read_answers(replies)
+        return read_answers(await self._call("nnsight_collect", write_question(results)))
 
     async def _discard(self, keys: Sequence[str]) -> None:
         try:
-            await self.llm.collective_rpc("nnsight_discard", args=(msgspec.msgpack.encode(list(keys)),))
+            await self._call("nnsight_discard", msgspec.msgpack.encode(list(keys)))
         except Exception:  # noqa: BLE001 - the error that led here is the one to show
             return
+
+    async def _call(
+        self, method: str, data: bytes, doing: str = "was asked for what a request saved"
+    ) -> Sequence[bytes]:
+        """Call a method of our session in every worker, as long as they live: nobody answers for the dead."""
+        self.refuse_dead()
+        calling = asyncio.ensure_future(self.llm.collective_rpc(method, args=(data,)))
+        try:
+            while not (await asyncio.wait({calling}, timeout=_LOOK_S))[0]:
+                self.note_death(doing)
+            replies: Sequence[bytes] = calling.result()
+        except public.engine_dead_errors() as error:
+            raise self.death(doing, error) from error
+        finally:
+            calling.cancel()
+        return replies
 
 
 async def _attach_news(output: Any, heard: Mapping[str, deque[Message]], keys: Sequence[str]) -> None:

@@ -142,6 +142,7 @@ class EagerEngine(RunningEngine):
             return
 
     def _call(self, method: str, data: bytes | None = None) -> list[bytes]:
+        self.refuse_dead()
         try:
             return public.call_workers(self.llm, method, data)
         except public.engine_dead_errors() as error:

@@ -149,6 +149,18 @@ class RunningEngine:
                 "trace starts a new engine"
             )
 
+    def note_death(self, doing: str) -> None:
+        """Raise the error of an engine that died under its caller, if it did.
+
+        Args:
+            doing: What it was doing.
+
+        Raises:
+            EngineError: It died.
+        """
+        if self.died is not None:
+            raise self._obituary(doing)
+
     def death(self, doing: str, error: BaseException) -> EngineError:
         """Return the error of an engine that died under its caller.
 

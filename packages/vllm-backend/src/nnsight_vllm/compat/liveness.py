@@ -88,6 +88,8 @@ def release_callers(core: Any) -> None:
     outputs = core.outputs_queue
     if not isinstance(outputs, queue.Queue):
         return  # the asynchronous client lets them go itself
+    # Before callers are let go: who comes later, and what they call next, is refused instead of waiting.
+    core.resources.engine_dead = True
     outputs.put_nowait(EngineDeadError())
     for future in list(core.utility_results.values()):
         with contextlib.suppress(Exception):
