@@ -141,6 +141,10 @@ class Traced:
         """Whether one of the blocks tells steps apart, and must not see one whose output is dropped."""
         return not all([part.uniform for part in self.parts])
 
+    def taking_part(self) -> list[TracedBlock]:
+        """Return the blocks that a step of the request is shown to."""
+        return [part for part in self.parts if part.uniform] if self.ended else self.parts
+
     def remainder(self, start: Start) -> Traced | None:
         """Return what stays of a request that its client has let go of while it may still run.
 
