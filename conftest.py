@@ -7,6 +7,9 @@ import os
 import pytest
 
 # Read when vLLM is first imported, and inherited by the processes of engines.
+# vLLM would pin the workers of all engines to the same core, and several engines run at once.
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # in GiB; the default is a large part of the machine's memory
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -46,9 +46,6 @@ class EngineRunner:
     def building(self) -> Iterator[None]:
         """Build engines with this runner while the context is open."""
         with contextlib.ExitStack() as stack:
-            if self.ranks > 1:
-                cores = "|".join(str(rank) for rank in range(self.ranks))
-                stack.enter_context(mock.patch.dict(os.environ, {"VLLM_CPU_OMP_THREADS_BIND": cores}))
             if not runs_on_cpu():
                 # As vLLM lets its users choose one.
                 choice = {"VLLM_USE_V2_MODEL_RUNNER": "1" if self.generation == "V2" else "0"}
