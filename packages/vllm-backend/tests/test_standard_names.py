@@ -23,6 +23,8 @@ IDS, STEPS, LAYERS = [4, 5, 6, 7, 8], 3, 4
 VECTOR = torch.linspace(-2.0, 2.0, 128)
 # An engine of its own each; the others differ from these in what is inside attention and MLP.
 ALWAYS = ("llama", "qwen3", "gpt2", "gemma3")
+# Each family is an engine of its own.
+DEFAULT_RUNNERS = ("v1",)
 # vLLM's kernels for experts take bfloat16 alone on CPUs with AMX.
 IN_BFLOAT16 = ("qwen2_moe", "qwen3_moe")
 BFLOAT16_TOLERANCE = 0.1
