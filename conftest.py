@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
+
+# What is started in the background ignores Ctrl-C, and so would everything that it starts: tests send it to themselves.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Read when vLLM is first imported, and inherited by the processes of engines.
 # vLLM would pin the workers of all engines to the same core, and several engines run at once.
