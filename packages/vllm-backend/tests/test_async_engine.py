@@ -447,7 +447,7 @@ def test_edits_come_and_go_beside_requests_that_are_under_way(
     streaming: Loop, reference: HFReference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = streaming.model
-    ids, steps = model.tokenizer.encode(PROMPT), 12
+    ids, steps = model.tokenizer.encode(PROMPT), 16
     plain = reference.generate(ids, steps).tokens
     steered = reference.generate(ids, steps, {1: lambda states: states + VECTOR}).tokens
 
@@ -471,10 +471,11 @@ def test_edits_come_and_go_beside_requests_that_are_under_way(
         for number, change in enumerate((None, lambda: steer(model, "calm"), model.clear_edits)):
             if change is not None:
                 change()
+                # The change is a change beside the round before, all of whose requests are added and under way.
+                assert not all([task.done() for task in rounds[-1]])
             rounds.append([asyncio.create_task(last_of(f"{number}-{index}")) for index in range(40)])
             while len(added) < 40 * (number + 1):
                 await asyncio.sleep(0.001)
-        assert not all(task.done() for task in rounds[0])
         found = [await asyncio.gather(*each) for each in rounds]
         assert found == [[plain] * 40, [steered] * 40, [plain] * 40]
         assert await left_in_the_worker(model) == 0

@@ -128,9 +128,9 @@ class WorkerSession:
 
     def begin(self, spans: Sequence[Span], num_rows: int, num_requests: int) -> None:
         """Enter the forward of a step."""
-        self._current = [
-            Share(part, span) for span in spans for part in self._requests[span.request_id].parts_of_next_step()
-        ]
+        # A block may have ended its request when this step was scheduled already. The others see no more of it, but for
+        # uniform ones, on which the rows that it leaves in the prefix cache rest.
+        self._current = [Share(part, span) for span in spans for part in self._requests[span.request_id].taking_part()]
         scopes: dict[BlockRun, Any] = {}
         steps: dict[BlockRun, int] = {}
         for share in self._current:

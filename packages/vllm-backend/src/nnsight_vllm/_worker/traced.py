@@ -141,12 +141,8 @@ class Traced:
         """Whether one of the blocks tells steps apart, and must not see one whose output is dropped."""
         return not all([part.uniform for part in self.parts])
 
-    def parts_of_next_step(self) -> list[TracedBlock]:
-        """Return the blocks that take part in a step.
-
-        A request that a block has ended may have been scheduled once more before the scheduler was told; the output of
-        that step is dropped, and it is none of theirs.
-        """
+    def taking_part(self) -> list[TracedBlock]:
+        """Return the blocks that a step of the request is shown to."""
         return [part for part in self.parts if part.uniform] if self.ended else self.parts
 
     def remainder(self, start: Start) -> Traced | None:
