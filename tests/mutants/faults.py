@@ -74,7 +74,7 @@ FAULTS = (
     Fault(
         "replacement not checked where it is assigned",
         f"{CORE}/_interleave/visit.py",
-        "        checking.land(self._live, value, self.location.name)\n",
+        "        checking.land(self._live, value, location.name)\n",
         "",
         ("packages/core/tests/interleave/test_visits.py", "-k", "does_not_fit"),
     ),
@@ -137,8 +137,8 @@ FAULTS = (
     Fault(
         "read-only not enforced on assignments",
         f"{CORE}/_interleave/run.py",
-        "            visit = self._park_at(location)\n        if self._read_only:\n",
-        "            visit = self._park_at(location)\n        if self._read_only is None:\n",
+        "        visit = self._visit_of(location, writes=True)\n        if self._read_only:\n",
+        "        visit = self._visit_of(location, writes=True)\n        if self._read_only is None:\n",
         (VALUES, "-k", "read_only"),
     ),
     Fault(
@@ -227,9 +227,9 @@ FAULTS = (
     ),
     Fault(
         "prefix-cache salt missing",
-        f"{VLLM}/_client/submission.py",
-        'salt=None if read_only else f"nnsight:{key}"',
-        "salt=None",
+        f"{VLLM}/compat/admission.py",
+        "        own = uuid.uuid4().hex\n",
+        "        return given\n",
         (ENGINE, "-k", "prefix_cache"),
         "v1",
     ),
@@ -243,9 +243,9 @@ FAULTS = (
     ),
     Fault(
         "samples and logits of a neighbour served",
-        f"{VLLM}/_worker/session.py",
-        "RowScope(span.index, span.index + 1, total)",
-        "RowScope(0, 1, total)",
+        f"{VLLM}/_worker/share.py",
+        "RowScope(index, index + 1, num_requests)",
+        "RowScope(0, 1, num_requests)",
         (ENGINE, "-k", "whoever_shares"),
         "v1",
     ),
@@ -268,7 +268,7 @@ FAULTS = (
     Fault(
         "phantom step served",
         f"{VLLM}/compat/runners.py",
-        "[span for span in spans if not (span.step > 0 and self._nnsight_is_phantom(span.request_id))]",
+        "[span for span in spans if not self._nnsight_is_phantom(span)]",
         "list(spans)",
         (ENGINE, "-k", "no_step_beyond"),
         "v2-async",
