@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from nnsight._interleave.location import Location
-from nnsight._interleave.run import BlockRun
+from nnsight._interleave.stand_in import StandIn
 from nnsight._interleave.structure import map_tensors
 from nnsight.errors import UnsupportedFeatureError
 
@@ -47,23 +47,17 @@ class Pieces:
         return JoinedScope(scope, earlier)
 
 
-class Gatherer(BlockRun):
+class Gatherer(StandIn):
     """Stands for a block at one place while a part of its prompt is computed, and keeps the rows there."""
 
     def __init__(self, location: Location, kept: list[list[Tensor]]) -> None:
         """Prepare to keep rows."""
-        super().__init__(lambda run: None, read_only=True)
-        self.wait = location
+        super().__init__(location)
         self._kept = kept
-
-    def begin_step(self, step: int, scope: Scope | None) -> None:
-        """Enter the step."""
-        self.step = step
 
     def serve(self, live: object, scope: Scope) -> object:
         """Keep the rows."""
-        self.wait = None
-        self.finished = True
+        self.arrive()
         with torch.inference_mode(mode=False), torch.no_grad():
             self._kept.append([scope.take(tensor) for tensor in _tensors(live)])
         return live

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from nnsight._interleave.location import Location
-from nnsight._interleave.run import BlockRun
+from nnsight._interleave.stand_in import StandIn
 from nnsight._interleave.structure import parts
 from nnsight._interleave.visit import Visit
 from nnsight.errors import MismatchedValueError, UnsupportedFeatureError
@@ -111,7 +111,7 @@ class RowLog:
         self._rows.clear()
 
 
-class Replay(BlockRun):
+class Replay(StandIn):
     """Stands for a block at one place where it left rows that are computed again now."""
 
     def __init__(
@@ -126,8 +126,7 @@ class Replay(BlockRun):
             count: How many rows are.
             failed: Told why the rows could not be written.
         """
-        super().__init__(lambda run: None)
-        self.wait = location
+        super().__init__(location)
         self._rows = log.parts(location, first, count)
         self._first = first
         self._failed = failed
@@ -137,16 +136,9 @@ class Replay(BlockRun):
         """Whether there is anything to write."""
         return bool(self._rows)
 
-    def begin_step(self, step: int, scope: Scope | None) -> None:
-        """Enter the step."""
-        self.step = step
-
     def serve(self, live: object, scope: Scope) -> object:
         """Write the rows into the model's value."""
-        location = self.wait
-        assert type(location) is Location
-        self.wait = None
-        self.finished = True
+        location = self.arrive()
         visit = Visit(location, live, scope, None, self.call_under_way)
         try:
             visit.hand_out()
