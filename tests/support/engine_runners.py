@@ -38,8 +38,9 @@ class EngineRunner:
         """Keywords of the engine."""
         keywords: dict[str, Any] = {} if self.ranks == 1 else {"tensor_parallel_size": self.ranks}
         if not runs_on_cpu():
-            # Several engines share the device.
-            keywords |= {"async_scheduling": self.asynchronous, "gpu_memory_utilization": 0.1}
+            # Several engines share the device, and start and end while another one would measure what is free.
+            memory = {"gpu_memory_utilization": 0.05, "kv_cache_memory_bytes": 1 << 30}
+            keywords |= {"async_scheduling": self.asynchronous, **memory}
         return keywords
 
     @contextlib.contextmanager

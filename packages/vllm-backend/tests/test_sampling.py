@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from engine_runners import TOLERANCE
 from nnsight.errors import InvalidRequestError
+from nnsight_vllm.compat.versions import runs_on_cpu
 
 pytestmark = pytest.mark.slow
 
@@ -36,6 +38,10 @@ KEYWORDS: dict[str, dict[str, Any]] = {
 }
 
 
+# Another batch may round otherwise, on a GPU by more than the distance of unlikely tokens.
+DIGITS, RANKED = (3, 512) if runs_on_cpu() else (1, 4)
+
+
 def said(output: Any) -> list[Any]:
     """Return what a finished output says, with numbers that another batch may round otherwise rounded."""
 
@@ -43,7 +49,7 @@ def said(output: Any) -> list[Any]:
         if logprobs is None:
             return None
         return [
-            each and {token: (found.rank, round(found.logprob, 3)) for token, found in each.items()}
+            each and {token: (min(found.rank, RANKED), round(found.logprob, DIGITS)) for token, found in each.items()}
             for each in logprobs
         ]
 
@@ -110,7 +116,7 @@ def test_logprobs_are_those_of_the_logits_that_a_block_edited(engine: Any) -> No
     completion = tracer.result.outputs[0]
     assert list(completion.token_ids) == [77]
     expected = torch.log_softmax(edited[0].float(), -1)[77]
-    assert completion.logprobs[0][77].logprob == pytest.approx(float(expected), abs=1e-4)
+    assert completion.logprobs[0][77].logprob == pytest.approx(float(expected), abs=TOLERANCE)
     assert completion.logprobs[0][77].rank == 1
 
 
@@ -126,7 +132,7 @@ def test_a_token_that_a_block_forces_has_its_own_logprob(engine: Any, temperatur
     total = 0.0
     for each, step in zip(completion.logprobs, logits, strict=True):
         expected = torch.log_softmax(step[0].float(), -1)
-        assert each[77].logprob == pytest.approx(float(expected[77]), abs=1e-4)
+        assert each[77].logprob == pytest.approx(float(expected[77]), abs=TOLERANCE)
         assert each[77].rank == int((expected >= expected[77]).sum())
         total += float(expected[77])
         best = expected.topk(2)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from engine_runners import TOLERANCE
 from event_loop import KEYWORDS, PROMPT, Loop, left_in_the_worker
 from nnsight.errors import InvalidRequestError, UnsupportedFeatureError
 from nnsight_vllm._transfer import LARGE_BYTES, PREFIX, shared_folder
@@ -57,7 +58,7 @@ def test_what_is_saved_rides_on_the_outputs_of_its_steps_and_all_of_it_on_the_la
         assert steps == list(range(len(steps)))
         assert [int(value) for value in heard["total"]] == sorted({int(value) for value in heard["total"]})
         for value in heard["last"]:
-            assert any(torch.allclose(value, of_step[2][-1], atol=1e-4) for of_step in expected.streams)
+            assert any(torch.allclose(value, of_step[2][-1], atol=TOLERANCE) for of_step in expected.streams)
         assert await left_in_the_worker(model) == 0
 
     streaming.run(main())

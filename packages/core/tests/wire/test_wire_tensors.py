@@ -190,12 +190,6 @@ def test_the_device_of_a_tensor_is_chosen_where_it_arrives(monkeypatch: pytest.M
         asked.append(text)
         return torch.device("meta")
 
-    class Elsewhere:
-        type = "cuda"
-
-        def __str__(self) -> str:
-            return "cuda:3"
-
     original = tensors.TensorCodec.encode
 
     def encode_from_elsewhere(self: Any, value: torch.Tensor, encoder: Any) -> object:
@@ -206,6 +200,11 @@ def test_the_device_of_a_tensor_is_chosen_where_it_arrives(monkeypatch: pytest.M
     assert decode(message, codecs=CODECS).device.type == "cpu"  # type: ignore[attr-defined]
     assert decode(message, codecs=CODECS, device_of=device_of).device.type == "meta"  # type: ignore[attr-defined]
     assert asked == ["cuda:3"]
+    monkeypatch.undo()
+    for value in (torch.ones(2), torch.ones(2, requires_grad=True), torch.nn.Parameter(torch.ones(2))):
+        moved: Any = decode(encode(value, codecs=CODECS), codecs=CODECS, device_of=device_of)
+        assert (moved.device.type, moved.requires_grad, type(moved)) == ("meta", value.requires_grad, type(value))
+    assert asked[1:] == ["cpu"] * 3
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,8 @@ def decode(
         data: The message.
         codecs: The codecs to use.
         limits: What is accepted.
-        device_of: Which device a tensor goes to, by the text of the device it came from; the CPU when it is None.
+        device_of: Which device a tensor goes to, by the text of the device it came from; the CPU when it is None. A
+            copy to a GPU may be under way when this returns, on the current stream.
         fetch: Makes the memory of tensors, filled with the message's bytes between two offsets; it may fill it later
             where `device_of` is None. The bytes are copied from `data` when it is None.
 

@@ -247,8 +247,8 @@ class WorkerSession:
         return TokenScope(scope.start, scope.stop, scope.total, vocabulary=self._model.vocabulary, mask=mask)
 
     def _device_of(self, text: str) -> torch.device:
-        """Put a client's GPU tensor on this rank's device."""
-        return torch.device("cpu") if text == "cpu" else self._model.device
+        """Put every tensor that a block brings along where the values are that it meets: results come home to a CPU."""
+        return self._model.device
 
     def _read(self, data: bytes) -> tuple[Program, Budget]:
         budget = Budget(**self._limits)

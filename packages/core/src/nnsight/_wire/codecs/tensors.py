@@ -55,16 +55,15 @@ class TensorCodec:
         """Read the values, and restore what is unusual about the tensor."""
         parts = fields(payload, 3, 5)
         tensor = decoder.buffers.tensor(parts[0], parts[1], parts[2])
-        if len(parts) > 3:
-            flags = part(parts[3], int)
-            if not 0 <= flags <= _REQUIRES_GRAD | _PARAMETER:
-                raise WireError(f"a tensor of the message has the unknown flags {flags}")
-            if len(parts) > 4 and decoder.buffers.device_of is not None:
-                tensor = tensor.to(decoder.buffers.device_of(part(parts[4], str)))
-            if flags & _PARAMETER:
-                tensor = torch.nn.Parameter(tensor, requires_grad=bool(flags & _REQUIRES_GRAD))
-            elif flags:
-                tensor.requires_grad_()
+        flags = part(parts[3], int) if len(parts) > 3 else 0
+        if not 0 <= flags <= _REQUIRES_GRAD | _PARAMETER:
+            raise WireError(f"a tensor of the message has the unknown flags {flags}")
+        if decoder.buffers.device_of is not None:
+            tensor = _moved(tensor, decoder.buffers.device_of(part(parts[4], str) if len(parts) > 4 else "cpu"))
+        if flags & _PARAMETER:
+            tensor = torch.nn.Parameter(tensor, requires_grad=bool(flags & _REQUIRES_GRAD))
+        elif flags:
+            tensor.requires_grad_()
         return tensor
 
     def _plain(self, value: torch.Tensor, encoder: Encoder) -> torch.Tensor:
@@ -77,6 +76,13 @@ class TensorCodec:
             plain = torch.Tensor.detach(value).as_subclass(torch.Tensor)
             return torch.nn.Parameter(plain, requires_grad=value.requires_grad)
         raise encoder.refusal(value, "it is a tensor of a class of its own", _PLAIN_TENSOR)
+
+
+def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if device.type != "cuda" or not tensor.numel():
+        return tensor.to(device)
+    # From pinned memory the copy waits for nothing that the device has yet to do.
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def add_tensors(table: CodecTable) -> None:
