@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import torch
 
 from nnsight._interleave import Budget, Interleaver
 from nnsight._trace.messages import decode_program
@@ -26,6 +25,8 @@ from nnsight_vllm.compat.records import missing_seams
 from nnsight_vllm.compat.versions import installed_version
 
 if TYPE_CHECKING:
+    import torch
+
     from nnsight._envoy import ModelTree
     from nnsight._interleave import BlockRun, RowScope
     from nnsight._program import Program
