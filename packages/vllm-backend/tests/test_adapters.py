@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine_runners import TOLERANCE
-from hf_reference import HFReference
+from hf_reference import Generation, HFReference
 from nnsight.errors import UnknownLocationError, UnsupportedFeatureError
 from nnsight.modeling.vllm import VLLM
 from nnsight_vllm.compat.versions import runs_on_cpu
@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 DEFAULT_RUNNERS = ("v1",)
-# The adapted products of the CPU's kernels are summed in another order; those of a GPU know no float32.
-DTYPE, LIMIT = ("float32", 5 * TOLERANCE) if runs_on_cpu() else ("bfloat16", 0.2)
+# The adapted products of the CPU's kernels are summed in another order; those of a GPU know no float32, and in bfloat16
+# the likeliest token may be another one, so that later steps would have nothing to compare.
+DTYPE, LIMIT, STEPS = ("float32", 5 * TOLERANCE, 3) if runs_on_cpu() else ("bfloat16", 0.05, 1)
 
-PROMPT, STEPS = "w1 w2 w3 w4 w5", 3
+PROMPT = "w1 w2 w3 w4 w5"
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 LAYER = "model.layers.1"
 WATCHED = [f"{LAYER}.self_attn", f"{LAYER}.mlp", *(f"{LAYER}.self_attn.{name}_proj" for name in "qkv")]
@@ -68,7 +69,17 @@ def adapted(tiny_qwen3: Path, runner: EngineRunner, tmp_path_factory: pytest.Tem
 
 
 def close(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.shape == other.shape and float((one.float() - other).abs().max()) < LIMIT
+    largest = max(1.0, float(other.abs().max()))
+    return one.shape == other.shape and float((one.float() - other).abs().max()) < LIMIT * largest
+
+
+def says(output: Any, expected: Generation) -> bool:
+    """Tell whether a request generated the likeliest tokens, in bfloat16 those that are as likely but for rounding."""
+    tokens = list(output.outputs[0].token_ids)
+    if DTYPE == "float32":
+        return tokens == expected.tokens
+    logits = expected.logits[0]
+    return len(tokens) == 1 and float(logits.max() - logits[tokens[0]]) < LIMIT * float(logits.abs().max())
 
 
 def test_base_and_adapted_requests_of_one_batch_read_their_own_values(adapted: Adapted) -> None:
@@ -85,7 +96,7 @@ def test_base_and_adapted_requests_of_one_batch_read_their_own_values(adapted: A
                     logits.append(model.logits[0])
     for index, name in enumerate(names):
         expected = adapted.references[name].generate(model.tokenizer.encode(PROMPT), STEPS, watch=WATCHED)
-        assert list(tracer.result[index].outputs[0].token_ids) == expected.tokens
+        assert says(tracer.result[index], expected)
         for step in range(STEPS):
             parts = [expected.outputs[f"{LAYER}.self_attn.{part}_proj"][step] for part in "qkv"]
             assert close(projected[index][step], torch.cat(parts, -1))
@@ -103,10 +114,10 @@ def test_an_adapter_of_a_trace_is_that_of_its_invokes_but_for_their_own(adapted:
                 model.logits
     ids = model.tokenizer.encode(PROMPT)
     for result, name in zip(tracer.result, ["one", "two", None], strict=True):
-        assert list(result.outputs[0].token_ids) == adapted.references[name].generate(ids, STEPS).tokens
+        assert says(result, adapted.references[name].generate(ids, STEPS))
     with model.trace(PROMPT, max_tokens=STEPS, lora_request=adapted.requests["two"], **GREEDY) as tracer:
         model.logits
-    assert list(tracer.result.outputs[0].token_ids) == adapted.references["two"].generate(ids, STEPS).tokens
+    assert says(tracer.result, adapted.references["two"].generate(ids, STEPS))
 
 
 def test_edits_of_a_layer_with_an_adapter_land_for_their_request_alone(adapted: Adapted) -> None:
@@ -122,10 +133,10 @@ def test_edits_of_a_layer_with_an_adapter_land_for_their_request_alone(adapted: 
                 emptied = model.model.layers[1].mlp.down_proj.output[0].save()
         with tracer.invoke(PROMPT):
             model.logits
-    steered, _, plain = (list(result.outputs[0].token_ids) for result in tracer.result)
+    steered, _, plain = tracer.result
     reference = adapted.references["one"]
-    assert steered == reference.generate(ids, STEPS, edits={1: lambda states: states + vector}).tokens
-    assert plain == reference.generate(ids, STEPS).tokens
+    assert says(steered, reference.generate(ids, STEPS, edits={1: lambda states: states + vector}))
+    assert says(plain, reference.generate(ids, STEPS))
     assert float(emptied.abs().max()) == 0.0
 
 
@@ -186,11 +197,11 @@ def test_cached_prefixes_of_adapters_and_of_edits_are_kept_apart(adapted: Adapte
         with model.trace(prompt, max_tokens=STEPS, lora_request=adapted.requests[name], **GREEDY) as tracer:
             rows = model.model.layers[0].output[0].shape[0].save()
         assert rows == 90
-        expected = adapted.references[name].generate(prompt, STEPS).tokens
-        assert list(tracer.result.outputs[0].token_ids) == expected
+        expected = adapted.references[name].generate(prompt, STEPS)
+        assert says(tracer.result, expected)
         for _ in range(2):
             plain = model.generate(prompt, max_tokens=STEPS, lora_request=adapted.requests[name], **GREEDY)
-            assert list(plain.outputs[0].token_ids) == expected
+            assert says(plain, expected)
         assert plain.num_cached_tokens >= 64
 
 

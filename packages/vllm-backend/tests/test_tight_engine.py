@@ -32,6 +32,7 @@ def words(count: int, first: int) -> str:
 
 PROMPTS = (words(80, 1), words(80, 2))
 LONG = words(110, 3)
+VECTOR = torch.full((128,), 0.5)
 KEYWORDS = {"temperature": 0.0, "max_tokens": STEPS, "ignore_eos": True}
 SHORT = {"temperature": 0.0, "max_tokens": 3, "ignore_eos": True}
 
@@ -72,12 +73,11 @@ def read(model: Any, tracer: Any) -> Any:
 
 def steer(model: Any, tracer: Any) -> Any:
     states = list()
-    vector = torch.full((128,), 0.5)
     for step in tracer.iter[:STEPS]:
         if step in (0, 3, 20):
             # A change that the block makes by the number of the step, in several parts of a value.
             output = model.model.layers[1].output
-            output[0][-1] += vector * (step + 1)
+            output[0][-1] += VECTOR * (step + 1)
             output[1][:] *= 0.5
         if step == 5:
             model.model.layers[2].mlp.output = torch.zeros_like(model.model.layers[2].mlp.output)
@@ -88,7 +88,7 @@ def steer(model: Any, tracer: Any) -> Any:
         if step == 11:
             model.model.layers[2].source.self_mlp_0.output[:] -= 0.5
         if step == 13:
-            model.model.layers[2].resid_post[:] += vector
+            model.model.layers[2].resid_post[:] += VECTOR
         states.append(sum(model.model.layers[3].output)[-1])
         if step == 15:
             model.logits[0, 23] = 1000.0
