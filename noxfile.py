@@ -23,6 +23,8 @@ UV = os.environ.get("UV", "uv")
 # Tests that share an engine stay in one of them; see the groups in conftest.py.
 IN_TWO_PROCESSES = ("--numprocesses", "2", "--dist", "loadgroup")
 RELEASES = "packages/vllm-backend/releases"
+# Not in a session's own temporary folder, which tests of that session would then make theirs in, below this project.
+SITE = os.path.abspath(".nox/site")
 
 
 def run(session: nox.Session, *command: str) -> None:
@@ -53,7 +55,7 @@ def tests(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Build the documentation with warnings as errors, and run every snippet in it."""
-    run(session, "mkdocs", "build", "--strict", "--site-dir", session.create_tmp() + "/site")
+    run(session, "mkdocs", "build", "--strict", "--site-dir", SITE)
     run(session, "pytest", "tests/docs", *session.posargs)
 
 
@@ -128,5 +130,5 @@ def full(session: nox.Session) -> None:
     """Everything, the tests marked `full` included."""
     lint(session)
     types(session)
-    run(session, "mkdocs", "build", "--strict", "--site-dir", session.create_tmp() + "/site")
+    run(session, "mkdocs", "build", "--strict", "--site-dir", SITE)
     run(session, "pytest", *IN_TWO_PROCESSES, *session.posargs)
