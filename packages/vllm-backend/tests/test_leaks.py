@@ -113,8 +113,7 @@ def _worker(engine: Any) -> psutil.Process:
 
 @pytest.mark.parametrize("kinds", [SMALL, LARGE], ids=["small", "large"])
 def test_traces_leave_nothing_behind_in_either_process(engine: Any, kinds: list[Any]) -> None:
-    # Memory of the worker's allocator grows for some hundred large values before it is used again.
-    warm, rounds = (100, 1600) if kinds is SMALL else (450, 400)
+    warm, rounds = (100, 1600) if kinds is SMALL else (60, 400)
     for index in range(warm):
         kinds[index % len(kinds)](engine)
     engine.generate(PROMPT, max_tokens=1)

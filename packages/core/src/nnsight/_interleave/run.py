@@ -132,7 +132,7 @@ class BlockRun:
         self._body = body
         self._read_only = read_only
         self._modes = BlockModes(grad=grad, inference=inference)
-        self._greenlet = _BlockGreenlet(self._main)
+        self._greenlet: _BlockGreenlet | None = _BlockGreenlet(self._main)
         self._greenlet.run_state = self
         self._writes_only = False
         self._was_read = False
@@ -238,11 +238,12 @@ class BlockRun:
         return visit
 
     def _park(self, wait: Location | StepWait) -> None:
-        if getcurrent() is not self._greenlet:
+        turn = self._greenlet
+        if turn is None or getcurrent() is not turn:
             raise OutsideTraceError(f"{wait} was asked for outside the block's own thread of execution")
         self._modes.refuse_open_modes(wait)
         self.wait = wait
-        parent = self._greenlet.parent
+        parent = turn.parent
         assert parent is not None
         parent.switch()
 
@@ -399,6 +400,14 @@ class BlockRun:
             for recording in self.recordings:
                 recording.note_untouched(self.tree)
 
+    def release(self) -> None:
+        """Forget how the block ended, once that was told.
+
+        The traceback of an error leads back to the run, and with it to all that the block kept, which may be gigabytes
+        of a GPU: they would stay until the garbage collector comes by.
+        """
+        self.error = None
+
     def count_late_edits(self) -> None:
         """Warn of tensors that were changed in place after the model had moved on."""
         for where, count in self._late.finish().items():
@@ -424,11 +433,13 @@ class BlockRun:
 
     def _switch(self, *, hand_out: bool = False, throw: BaseException | None = None) -> None:
         turn = self._greenlet
+        assert turn is not None
         if throw is not None and not turn:
             # Thrown into a greenlet that never ran, an exception would not reach the block's own frame.
             self.error = None if isinstance(throw, BlockClosed) else throw
             self.finished = True
             self.wait = None
+            self._greenlet = None
             return
         turn.parent = getcurrent()
         self._modes.enter()
@@ -439,7 +450,7 @@ class BlockRun:
                     assert self._visit is not None
                     self._visit.hand_out(self._wanted)
                 except Exception as error:  # noqa: BLE001 - it must reach the block, never the model's forward
-                    throw = error
+                    throw = error.with_traceback(None)
             self.wait = None
             if throw is not None:
                 turn.throw(throw)
@@ -449,6 +460,9 @@ class BlockRun:
             self._visit = None
             self.receipt.seconds += time.perf_counter() - began
             self._modes.leave()
+            if self.finished:
+                # The two would keep each other, and all that the block kept, until the garbage collector comes by.
+                self._greenlet = None
 
     def _charge(self, visit: Visit, budget: ByteBudget) -> None:
         try:

@@ -48,6 +48,8 @@ class OutcomeWriter:
                 if bunch.keys:
                     yield from self._finish_or_part(bunch, ended[first:number])
                 first, bunch = number, _Bunch()
+        for traced in ended:
+            traced.release()
 
     def _finish_or_part(self, bunch: _Bunch, ended: Sequence[Traced]) -> Iterator[tuple[list[str], bytes]]:
         """Finish a message, or where a value in it cannot be read, one for each request."""
@@ -97,7 +99,9 @@ class OutcomeWriter:
                 run.close()
         bunch = _Bunch(result)
         self._add(bunch, traced)
-        return self._finish(bunch)
+        message = self._finish(bunch)
+        traced.release()
+        return message
 
     def _add(self, bunch: _Bunch, traced: Traced) -> None:
         try:

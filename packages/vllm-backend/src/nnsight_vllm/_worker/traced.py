@@ -126,6 +126,12 @@ class Traced:
             traced.parts.append(TracedBlock(source, block.run, num_prompt_tokens, uniform))
         return traced
 
+    def release(self) -> None:
+        """Let go of what the blocks kept, once the client was told what became of them."""
+        self.error = None
+        for run in self.blocks.runs:
+            run.release()
+
     @property
     def waits_for_result(self) -> bool:
         """Whether a block, whose request is over, still waits for its finished output."""
