@@ -1,6 +1,6 @@
 """What the interleaver itself costs, without an engine: a step with a block, a visit of a module, and a visit of an op.
 
-    python -m benchmarks.interleaving [--rounds 15] [--layers 32] [--steps 128] [--json FILE]
+    python -m benchmarks.interleaving [--rounds 15] [--layers 32] [--steps 128] [--device cpu] [--json FILE]
 
 A stack of modules that do nothing stands in for a model, so what is measured is ours alone: the CPU time of the thread,
 which other programs on the machine disturb less than the clock on the wall.
@@ -63,6 +63,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--steps", type=int, default=128)
+    parser.add_argument("--device", default="cpu", help="where the rows are: a copy there is a launch")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -71,23 +72,21 @@ def main() -> None:
     counts = (0, options.layers // 4, options.layers)
     per_step, per_visit, per_op = [], [], []
     for _ in range(options.rounds + 1):
-        plain = _seconds(tree, None, options.steps)
-        points = [(count * options.steps, _seconds(tree, count, options.steps)) for count in counts]
-        of_ops = [
-            (count * options.steps, _seconds(tree, count, options.steps, "source.both_0.output")) for count in counts
-        ]
+        plain = _seconds(tree, None, options)
+        points = [(count * options.steps, _seconds(tree, count, options)) for count in counts]
+        of_ops = [(count * options.steps, _seconds(tree, count, options, "source.both_0.output")) for count in counts]
         per_step.append((points[0][1] - plain) / options.steps * 1e6)
         per_visit.append(slope(points) * 1e6)
         per_op.append(slope(of_ops) * 1e6)
-    report = Report("interleaver, one request, rows of 4096 bf16", options.json)
+    report = Report(f"interleaver, one request, rows of 4096 bf16 on {options.device}", options.json)
     report.add("a step with a block that asks for nothing in it", interval(per_step[1:]), "us", "<= 60")
     report.add("a visit with its copy", interval(per_visit[1:]), "us", "<= 40")
     report.add("a visit of an op with its copy", interval(per_op[1:]), "us", "<= 60")
 
 
-def _seconds(tree: ModelTree, num_read: int | None, steps: int, value: str = "output") -> float:
+def _seconds(tree: ModelTree, num_read: int | None, options: argparse.Namespace, value: str = "output") -> float:
     """Run all steps with a block that reads a value of so many layers in each, or without a block."""
-    hub = Interleaver(tree)
+    hub, steps = Interleaver(tree), options.steps
     run: Any = None
     if num_read is not None:
         layers = [tree.envoy().layers[index] for index in range(num_read)]
@@ -95,7 +94,7 @@ def _seconds(tree: ModelTree, num_read: int | None, steps: int, value: str = "ou
         program = Program.from_values(source, {"tracer": BlockTracer(), "layers": layers, "steps": steps})
         run = program.start(program.values, grad=False, read_only=True)
     with torch.inference_mode():
-        hidden, residual = torch.zeros(2, 1, HIDDEN, dtype=torch.bfloat16).unbind()
+        hidden, residual = torch.zeros(2, 1, HIDDEN, dtype=torch.bfloat16, device=options.device).unbind()
         began = time.thread_time()
         for step in range(steps):
             if run is not None:

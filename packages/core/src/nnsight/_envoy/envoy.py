@@ -33,7 +33,8 @@ class Envoy(Sides):
     be called. A child whose name an envoy has itself (such as `output`) is reached with `model.get("path.to.output")`.
     """
 
-    __slots__ = ("_children", "_locations", "_module", "_path", "_source", "_standard", "_tree")
+    __slots__ = ("_checked", "_children", "_locations", "_module", "_path", "_source", "_standard", "_tree")
+    _checked: dict[str, Location]
     _children: dict[str, Envoy]
     _locations: dict[str, Location]
     _module: nn.Module
@@ -51,6 +52,8 @@ class Envoy(Sides):
         set_slot(self, "_children", {})
         set_slot(self, "_standard", {})
         set_slot(self, "_locations", {side: Location(path, side) for side in (*SIDES, "skip")})
+        # Where its sides are served, once that was looked up: a model's tree stays what it is.
+        set_slot(self, "_checked", {})
         set_slot(self, "_source", None)
 
     @property
@@ -82,12 +85,13 @@ class Envoy(Sides):
         current_run().skip(self._locations["skip"], value)
 
     def _location(self, side: str) -> Location:
-        self._tree.check(self._path, side)
-        # Of a module that is never called only the output is left by now.
-        value = self._tree.standard.read_as_values.get(self._path)
-        if value is not None:
-            return value
-        return self._locations[side]
+        location = self._checked.get(side)
+        if location is None:
+            self._tree.check(self._path, side)
+            # Of a module that is never called only the output is left by now.
+            value = self._tree.standard.read_as_values.get(self._path)
+            location = self._checked[side] = self._locations[side] if value is None else value
+        return location
 
     def get(self, path: str) -> Any:
         """Return what a dotted path names: an envoy, an op, or a value where the path ends in `.output` or the like.
@@ -250,8 +254,8 @@ class Envoy(Sides):
 
 
 def read_item(owner: Any, side: str, index: int) -> Any:
-    """Return `owner.output[index]` or `owner.inputs[index]`; of an envoy's value, the other items are not copied."""
-    if isinstance(owner, Envoy):
+    """Return `owner.output[index]` or `owner.inputs[index]`; of a module's or an op's, other items are not copied."""
+    if isinstance(owner, Sides):
         return current_run().read_item(owner._location(side), index)
     return getattr(owner, side)[index]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from nnsight._interleave.run import current_run
 
@@ -10,38 +10,37 @@ if TYPE_CHECKING:
     from nnsight._interleave.location import Location
 
 
-class _Located(Protocol):
-    def _location(self, side: str) -> Location: ...
-
-
 class Sides:
     """The output and the inputs of a module or of an op, which says where each of them is with `_location`."""
 
     __slots__ = ()
 
+    def _location(self, side: str) -> Location:
+        raise NotImplementedError
+
     @property
-    def output(self: _Located) -> Any:
+    def output(self) -> Any:
         """What the call returns, or the assignment assigns, as the block's own copy."""
         return current_run().read(self._location("output"))
 
     @output.setter
-    def output(self: _Located, value: object) -> None:
+    def output(self, value: object) -> None:
         current_run().write(self._location("output"), value)
 
     @property
-    def input(self: _Located) -> Any:
+    def input(self) -> Any:
         """The call's first argument, as the block's own copy."""
         return current_run().read(self._location("input"))
 
     @input.setter
-    def input(self: _Located, value: object) -> None:
+    def input(self, value: object) -> None:
         current_run().write(self._location("input"), value)
 
     @property
-    def inputs(self: _Located) -> Any:
+    def inputs(self) -> Any:
         """All arguments of the call, as `(positional, keywords)`."""
         return current_run().read(self._location("inputs"))
 
     @inputs.setter
-    def inputs(self: _Located, value: object) -> None:
+    def inputs(self, value: object) -> None:
         current_run().write(self._location("inputs"), value)

@@ -8,9 +8,9 @@ class calls `self.forward` by itself, as classes compiled by vLLM do, and makes 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol
 
+from greenlet import getcurrent, greenlet
 from torch import nn
 
 from nnsight._interleave.location import Location
@@ -46,6 +46,9 @@ class Interleaver:
     so the modules around a wait are replaced with it, and stay so to the end of the step.
 
     Not thread-safe: one interleaver belongs to the thread that runs the forward.
+
+    Attributes:
+        turn: Where the forward runs. A module that another thread calls, or a block by itself, is nobody's visit.
     """
 
     def __init__(self, tree: Tree, *, after_turn: Callable[[BlockRun], None] | None = None) -> None:
@@ -57,10 +60,11 @@ class Interleaver:
         """
         self._tree = tree
         self._after_turn = after_turn
-        self.thread = get_ident()
+        self.turn: greenlet = getcurrent()
         self._sites: dict[int, Site] = {}
         self._lines: dict[str, tuple[Site, ...]] = {}
-        self._gates: dict[str, tuple[Site | None, tuple[Site, ...]]] = {}
+        # Of modules that several parents share: what tells their calls apart.
+        self._gates: dict[str, tuple[Site, tuple[Site, ...]]] = {}
         self._armed: list[Site] = []
         self._values: dict[str, list[BlockRun]] = {}
         self._scopes: dict[BlockRun, Scope] = {}
@@ -69,7 +73,7 @@ class Interleaver:
 
     def begin_step(self, scopes: Mapping[BlockRun, Scope], steps: Mapping[BlockRun, int]) -> None:
         """Enter a step of the engine: each block owns its scope of the batch."""
-        self.thread = get_ident()
+        self.turn = getcurrent()
         self._scopes = dict(scopes)
         self._ranked = any([run.rank for run in scopes])
         for run, scope in scopes.items():
@@ -97,7 +101,7 @@ class Interleaver:
     def serve_inputs(self, passage: Passage, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """Serve the blocks that wait for the arguments of a call, each location once."""
         for run in self.due(passage.inputs):
-            scope = passage.scope(self._scopes[run])
+            scope = self.scope_at(passage, run)
             served: list[object] = []
             while run in passage.inputs and run.wait not in served and self._concerns(run):
                 passage.inputs.remove(run)
@@ -120,7 +124,8 @@ class Interleaver:
         """Serve the blocks that wait for what a call returns."""
         for run in self.due(passage.outputs):
             passage.outputs.remove(run)
-            output = run.serve(output, passage.scope(self._scopes[run]))
+            scope = self._scopes[run]
+            output = run.serve(output, scope.apart() if passage.apart else scope)
             self.enlist(run)
         return output
 
@@ -165,9 +170,10 @@ class Interleaver:
         """Return the arguments of a module's call that is under way, where blocks wait for something in it."""
         return self.site(path).call
 
-    def scope_of(self, run: BlockRun) -> Scope:
-        """Return the part of the batch that a block's request owns in this step."""
-        return self._scopes[run]
+    def scope_at(self, passage: Passage, run: BlockRun) -> Scope:
+        """Return the part of a call's values that a block's request owns in this step, and how edits of it land."""
+        scope = self._scopes[run]
+        return scope.apart() if passage.apart else scope
 
     def is_called_by_a_block(self) -> bool:
         """Tell whether one of the blocks is calling the module itself, which is nobody's visit."""
@@ -181,7 +187,7 @@ class Interleaver:
 
     def due(self, runs: list[BlockRun]) -> list[BlockRun]:
         """Return those of the blocks waiting at a module, or in it, whom this call of it concerns."""
-        return self._in_order([run for run in runs if self._concerns(run)])
+        return self._in_order([run for run in runs if self._concerns(run)] if self._gates else runs.copy())
 
     def _in_order(self, runs: list[BlockRun]) -> list[BlockRun]:
         # A block that was served elsewhere may have come to wait here after another of its request.
@@ -194,8 +200,8 @@ class Interleaver:
 
     def _is_called_as(self, path: str) -> bool:
         # A module shared by several parents is served where the parent that the block named is calling it.
-        gate, inner = self._gates[path]
-        return gate is None or (gate.depth > 0 and not any(site.depth for site in inner))
+        gate = self._gates.get(path)
+        return gate is None or (gate[0].depth > 0 and not any(site.depth for site in gate[1]))
 
     def enlist(self, run: BlockRun) -> None:
         """Note what a block waits for now that it has had its turn."""
@@ -235,7 +241,7 @@ class Interleaver:
                 site, *around = self._lines.get(path) or self._line(path)
                 site.records.append((run, path, recording))
                 self._arm([site])
-                if self._gates[path][0] is not None:
+                if path in self._gates:
                     self._arm(around)
 
     def _recording(self, site: Site) -> list[tuple[BlockRun, str, Recording]]:
@@ -251,7 +257,8 @@ class Interleaver:
         line = tuple(self.site(".".join(parts[:length])) for length in range(len(parts), -1, -1))
         gate = self._tree.gate(path)
         inner = tuple(self.site(other) for other in self._tree.inner_gates(path))
-        self._gates[path] = (None if gate is None else self.site(gate), inner)
+        if gate is not None:
+            self._gates[path] = (self.site(gate), inner)
         self._lines[path] = line = (*line, *inner)
         return line
 

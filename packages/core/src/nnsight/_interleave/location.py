@@ -42,6 +42,7 @@ class Location:
         repeats: Whether it may be reached several times in one call of the module, so that each read waits anew.
         standard: What it is at the side of the module, where it is a standard value.
         name: How a block spells it, without the name of the model.
+        place: The location that is waited for; several standard values may be computed from one.
     """
 
     path: str
@@ -50,6 +51,7 @@ class Location:
     repeats: bool = False
     standard: Standard | None = field(default=None, kw_only=True, repr=False)
     name: str = field(init=False)
+    place: Location = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Spell the location once: it is asked for at every visit."""
@@ -60,12 +62,8 @@ class Location:
         if self.standard is not None:
             name = self.standard.name
         object.__setattr__(self, "name", name)
+        object.__setattr__(self, "place", self if self.standard is None else self.standard.place)
 
     def __str__(self) -> str:
         """Spell the location as a block does, without the name of the model."""
         return self.name
-
-    @property
-    def place(self) -> Location:
-        """The location that is waited for; several standard values may be computed from one."""
-        return self if self.standard is None else self.standard.place

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable
-from threading import get_ident
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from greenlet import getcurrent
 
 from nnsight._interleave.skips import Seen, run_with_skips
 from nnsight._source import Op, forward_of, rewrite, running_function, with_ops
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from nnsight._interleave.location import Location
     from nnsight._interleave.recording import Recording
     from nnsight._interleave.run import BlockRun
-    from nnsight._interleave.scope import Scope
 
 
 class Passage:
@@ -38,8 +38,10 @@ class Passage:
         looked_into: Whether a block may ask for ops inside while it runs.
         within: Blocks that wait for an op inside, with their location and how deep in its ops this passage is.
         seen: What it returned earlier, by the kinds of its arguments.
+        apart: Whether edits change only what it hands on, and not other names of the same memory.
     """
 
+    apart: ClassVar[bool] = False
     __slots__ = ("_active", "hub", "inputs", "looked_into", "name", "outputs", "path", "seen", "skips", "within")
 
     def __init__(self, hub: Interleaver, path: str, name: str) -> None:
@@ -85,16 +87,15 @@ class Passage:
         """Run `original` between serving its inputs and its output, or put something in its place."""
         if self.inputs:
             args, kwargs = self.hub.serve_inputs(self, args, kwargs)
-        return self._output(original, args, kwargs)
+        return self._returned(self._made(original, args, kwargs))
 
-    def _output(self, original: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    def _made(self, original: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         if self.skips:
-            output = run_with_skips(self.hub, self, original, args, kwargs)
-        else:
-            output = self.run(original, args, kwargs)
-        if self.outputs:
-            output = self.hub.serve_output(self, output)
-        return output
+            return run_with_skips(self.hub, self, original, args, kwargs)
+        return self.run(original, args, kwargs)
+
+    def _returned(self, output: object) -> object:
+        return self.hub.serve_output(self, output) if self.outputs else output
 
     def run(self, original: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Run `original`, or the copy of it whose ops blocks wait for."""
@@ -113,10 +114,6 @@ class Passage:
         if before is not None:
             self._enlist_all(before)
         return output
-
-    def scope(self, scope: Scope) -> Scope:
-        """Return how edits land here."""
-        return scope
 
     def _enlist_all(self, body: Body) -> None:
         for run, (location, depth) in list(self.within.items()):
@@ -193,17 +190,34 @@ class Site(Passage):
 
     def forward(self, *args: Any, **kwargs: Any) -> object:
         """Stand in for the module's `forward`."""
-        if get_ident() != self.hub.thread or self.hub.is_called_by_a_block():
-            return self.nnsight_original(*args, **kwargs)
-        return self.around(self.nnsight_original, args, kwargs)
+        original = self.nnsight_original
+        if getcurrent() is not self.hub.turn:
+            return original(*args, **kwargs)
+        return self.around(original, args, kwargs)
 
     def around(self, original: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Run the module's forward between serving its inputs and its output."""
         self.depth += 1
         try:
-            return self.through(original, args, kwargs)
+            if self.inputs or self.skips or self.records or self.within or self.looked_into:
+                return self.through(original, args, kwargs)
+            # Nearly every call: nobody waits for anything but what it returns, which takes a short way.
+            outer, self.call = self.call, (args, kwargs)
+            try:
+                output = original(*args, **kwargs)
+            finally:
+                self.call = outer
+            return self._returned(output)
         finally:
             self.depth -= 1
+
+    def _returned(self, output: object) -> object:
+        if self.outputs:
+            output = self.hub.serve_output(self, output)
+        # A block that was served inside may have begun to record.
+        if self.records:
+            self.hub.record_output(self, output)
+        return output
 
     def run(self, original: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Run the module's forward, and remember what it is given while it runs."""
@@ -213,14 +227,10 @@ class Site(Passage):
         finally:
             self.call = outer
 
-    def _output(self, original: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    def _made(self, original: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         if self.records:
             self.hub.record_inputs(self, args, kwargs)
-        output = super()._output(original, args, kwargs)
-        # A block that was served inside may have begun to record.
-        if self.records:
-            self.hub.record_output(self, output)
-        return output
+        return super()._made(original, args, kwargs)
 
     def _body(self, original: Callable[..., object]) -> Body | None:
         known, body = self._known
@@ -235,6 +245,7 @@ class Site(Passage):
 class Point(Passage):
     """One op of a function."""
 
+    apart: ClassVar[bool] = True
     __slots__ = ("enter",)
 
     def __init__(self, outer: Passage, op: Op) -> None:
@@ -244,7 +255,7 @@ class Point(Passage):
 
     def call(self, function: Callable[..., object], /, *args: Any, **kwargs: Any) -> object:
         """Stand in for a call."""
-        if (self.inputs or self.within or self.skips) and get_ident() == self.hub.thread:
+        if (self.inputs or self.within or self.skips) and getcurrent() is self.hub.turn:
             return self.through(function, args, kwargs)
         output = function(*args, **kwargs)
         # A block that was served inside the call may have gone on to wait for what it returns.
@@ -252,13 +263,9 @@ class Point(Passage):
 
     def value(self, value: object, /) -> object:
         """Stand in for the value of an assignment, or for what a call returned."""
-        if not self.outputs or get_ident() != self.hub.thread:
+        if not self.outputs or getcurrent() is not self.hub.turn:
             return value
         return self.hub.serve_output(self, value)
-
-    def scope(self, scope: Scope) -> Scope:
-        """Let edits change what this op hands on, and not other names of the same memory."""
-        return scope.apart()
 
 
 class Body:

@@ -290,10 +290,13 @@ class BlockRun:
         self._switch(hand_out=not self._writes_only)
         if self.budget is not None and self.budget.bytes is not None:
             self._charge(visit, self.budget.bytes)
-        if not self._read_only:
-            self._late.look()
+        # The source of a read-only program shows no edit, so there is no late one to warn of.
+        late = None if self._read_only else self._late
+        if late is not None:
+            late.look()
         if visit.is_untouched():
-            self._watch(visit)
+            if late is not None:
+                visit.watch(late)
             return live
         try:
             if self.by_row:
@@ -302,7 +305,8 @@ class BlockRun:
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to this request alone
             self.fail(error)
             return live
-        self._watch(visit)
+        if late is not None:
+            visit.watch(late)
         if changed:
             edits = self.receipt.edits
             for name in visit.edited:
@@ -472,11 +476,6 @@ class BlockRun:
         except BudgetExceededError as error:
             self.fail(error)
 
-    def _watch(self, visit: Visit) -> None:
-        # The source of a read-only program shows no edit, so there is no late one to warn of.
-        if not self._read_only:
-            visit.watch(self._late)
-
     def _count_step(self, scope: Scope | None) -> None:
         receipt = self.receipt
         receipt.steps += 1
@@ -510,9 +509,9 @@ def current_run() -> BlockRun:
     Raises:
         OutsideTraceError: No block is executing here.
     """
-    run = executing_run()
-    if run is None:
+    turn: Any = getcurrent()
+    if type(turn) is not _BlockGreenlet:
         raise OutsideTraceError(
             "values of the model exist only inside a block: write `with model.trace(prompt):` and read them there"
         )
-    return run
+    return turn.run_state

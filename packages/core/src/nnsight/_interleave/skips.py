@@ -60,7 +60,7 @@ def run_with_skips(
     due = hub.due(passage.skips)
     if not due:
         return passage.run(original, args, kwargs)
-    scopes = [passage.scope(hub.scope_of(run)) for run in due]
+    scopes = [hub.scope_at(passage, run) for run in due]
     total, kinds = scopes[0].total, _kinds(args, kwargs)
     spared = len(due) == 1 and scopes[0].alone and not hub.keeps_state(passage, original)
     live: object = UNSEEN
