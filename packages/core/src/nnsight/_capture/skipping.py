@@ -223,12 +223,12 @@ class _Tracing:
             nonlocal reported
             reported = True
 
-        def trace(traced: FrameType, event: str, argument: object) -> Callable[..., Any]:
+        def trace(traced: FrameType, event: str, argument: object) -> None:
+            # It stays in place without returning itself, which would keep it until the garbage collector comes by.
             if event == "opcode" and traced.f_lasti in points:
                 if name is not None and returned is not None:
                     assign(traced, {name: returned[0]})
                 raise signal
-            return trace
 
         frame.f_trace = trace
         frame.f_trace_lines = False
@@ -265,13 +265,12 @@ def _returned_to(frame: FrameType) -> list[object]:
     before = child.f_trace
     returned: list[object] = []
 
-    def trace(traced: FrameType, event: str, argument: object) -> Callable[..., Any]:
+    def trace(traced: FrameType, event: str, argument: object) -> None:
         nonlocal before
         if event == "return":
             returned.append(argument)
         if before is not None:
             before = before(traced, event, argument)
-        return trace
 
     child.f_trace = trace
     return returned

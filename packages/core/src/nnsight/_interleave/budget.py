@@ -68,51 +68,55 @@ class StepBudget:
     def __init__(self, limit: int) -> None:
         """Begin with nothing counted."""
         self.limit = limit
-        self._left = limit
-        self.counts: Iterator[bool] = chain.from_iterable(self)
+        self._lots = _Lots(limit)
+        self.counts: Iterator[bool] = chain.from_iterable(self._lots)
 
     def renew(self) -> None:
         """Begin a step of the request; what is left of a lot stays, so that a step may have some counts more."""
-        self._left = self.limit
+        self._lots.left = self.limit
 
-    def __iter__(self) -> Iterator[Iterator[bool]]:
-        """Yield lots of counts."""
+
+class _Lots:
+    """Yields lots of counts; the last one is endless and raises.
+
+    Attributes:
+        left: How many counts are left for this step.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.left = limit
+        self._limit = limit
+
+    def __iter__(self) -> _Lots:
         return self
 
     def __next__(self) -> Iterator[bool]:
-        """Hand out a lot; the last one is endless and raises."""
-        lot = min(_LOT, self._left)
+        lot = min(_LOT, self.left)
         if lot <= 0:
             return _Spent(self)
-        self._left -= lot
+        self.left -= lot
         return repeat(True, lot)
 
-    @property
-    def spent(self) -> bool:
-        """Whether nothing is left for this step."""
-        return self._left <= 0
-
     def refusal(self) -> BudgetExceededError:
-        """Return the error of one iteration too many."""
         return BudgetExceededError(
-            f"the block ran {self.limit:,} iterations of loops and calls of functions in one step of its request, "
+            f"the block ran {self._limit:,} iterations of loops and calls of functions in one step of its request, "
             "which is its step budget: its loop may never end. If it is meant to run on, build the model with a larger "
-            f"one, such as step_budget={self.limit * 10}; None sets no limit"
+            f"one, such as step_budget={self._limit * 10}; None sets no limit"
         )
 
 
 class _Spent:
     """Raises for every count, until the budget is renewed."""
 
-    def __init__(self, budget: StepBudget) -> None:
-        self._budget = budget
+    def __init__(self, lots: _Lots) -> None:
+        self._lots = lots
 
     def __iter__(self) -> _Spent:
         return self
 
     def __next__(self) -> bool:
-        if self._budget.spent:
-            raise self._budget.refusal()
+        if self._lots.left <= 0:
+            raise self._lots.refusal()
         raise StopIteration
 
 

@@ -6,6 +6,7 @@ import ast
 import builtins
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -27,7 +28,7 @@ from nnsight._program.effects import Effects, summarize
 from nnsight._program.inspected import looks_into
 from nnsight._program.pending import Pending
 from nnsight._program.saves import SaveBook, block_helpers, save_names
-from nnsight._program.unwinding import above_unwinding
+from nnsight._program.unwinding import call_above_unwinding
 
 _HELPERS = tuple(block_helpers())
 
@@ -167,7 +168,7 @@ class Program:
 
             run_source(self.source, self.parameters, values, saves_book, keep, budget)
 
-        run = BlockRun(above_unwinding(body), grad=grad, inference=inference, read_only=read_only)
+        run = BlockRun(partial(call_above_unwinding, body), grad=grad, inference=inference, read_only=read_only)
         run.saves = saves_book
         run.limit(budget, saves_book.values)
         run.looks_into = looks_into(self.effects.looks_into)

@@ -67,6 +67,8 @@ class Outcome:
     def all_saves(self) -> dict[str, object]:
         """What the request's own block saved, and of its edits what no other block saved under the same name."""
         own = self.saves
+        if not self.edits:
+            return own
         counts = Counter(name for each in self.edits.values() for name in each.saves)
         once = {
             name: value

@@ -81,10 +81,12 @@ def read_news(messages: Iterable[Message], key: str) -> News:
 
 def _put_on_output(result: Any, outcome: Outcome) -> None:
     """Put what became of a request on its finished output, and what became of each sequence on its completion."""
-    result.saves, result.receipt, result.edits = outcome.all_saves, outcome.account, outcome.edits
+    saves = outcome.all_saves
+    result.saves, result.receipt, result.edits = saves, outcome.account, outcome.edits
     for completion in result.outputs:
         part = outcome.sequences[completion.index] if outcome.sequences else outcome
-        completion.saves, completion.receipt, completion.edits = part.all_saves, part.receipt, part.edits
+        completion.saves = saves if part is outcome else part.all_saves
+        completion.receipt, completion.edits = part.receipt, part.edits
 
 
 def drop_outcome(data: bytes) -> None:

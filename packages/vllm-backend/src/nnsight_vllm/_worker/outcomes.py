@@ -135,12 +135,11 @@ class OutcomeWriter:
         except Exception as refusal:  # noqa: BLE001 - as above
             error = error or describe_error(refusal)
             size = bunch.values.add([_sendable(part, bunch.result) for part in parts])
-        receipt: dict[str, object] = {}
+        receipt: object = {}
         if own is not None:
             own.receipt.bytes_home = size
-            receipt = own.receipt.as_dict()
-        of_edits = [[block.edit, block.run.receipt.as_dict()] for block in edits]
-        bunch.add(_key_of(traced), receipt, error, exports, of_edits)
+            receipt = own.receipt
+        bunch.add(_key_of(traced), receipt, error, exports, [[block.edit, block.run.receipt] for block in edits])
 
     def _finish(self, bunch: _Bunch) -> bytes:
         if self._model.rank:
@@ -180,7 +179,7 @@ class _Bunch:
     def add(
         self,
         key: str,
-        receipt: dict[str, object],
+        receipt: object,
         error: object,
         exports: dict[str, bytes | str],
         edits: Sequence[object] = (),

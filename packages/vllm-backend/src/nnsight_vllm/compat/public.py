@@ -17,20 +17,26 @@ _SHUTDOWN_S: Final = 30.0
 def sampling_names() -> frozenset[str]:
     """Return the names of vLLM's sampling parameters."""
     import msgspec
-    from vllm import SamplingParams
 
-    return frozenset(field.name for field in msgspec.structs.fields(SamplingParams) if not field.name.startswith("_"))
+    fields = msgspec.structs.fields(_sampling_params_class())
+    return frozenset(field.name for field in fields if not field.name.startswith("_"))
 
 
 def make_sampling_params(keywords: Mapping[str, Any]) -> Any:
     """Make sampling parameters, checked by vLLM."""
+    return _sampling_params_class()(**keywords)
+
+
+@lru_cache(maxsize=1)
+def _sampling_params_class() -> Any:
+    # vLLM looks its public names up anew at each import of them, and a sweep makes many.
     from vllm import SamplingParams
 
-    return SamplingParams(**keywords)
+    return SamplingParams
 
 
 def copy_of_params(params: Any) -> Any:
-    """Return sampling parameters whose fields can be set apart; what the fields hold is shared, and vLLM copies it."""
+    """Return sampling parameters whose fields can be set apart; what the fields hold is shared."""
     return copy.copy(params)
 
 

@@ -22,6 +22,8 @@ def attach(params: Any, **ours: Any) -> None:
             computed in one step. The keys of the `edits` that were chosen for it, without which it gets all.
     """
     params.extra_args = {**(params.extra_args or {}), KEY: {**ours, "several": params.n > 1}}
+    # They are this request's alone already. vLLM's own copy is a deep one, of the program too.
+    params.skip_clone = True
 
 
 def ours_of(params: Any) -> dict[str, Any] | None:
