@@ -98,6 +98,14 @@ class Interleaver:
         self._values.clear()
         self._scopes = {}
 
+    def close(self) -> None:
+        """Serve nobody any more, and forget the modules, whose sites lead back here."""
+        self.disarm()
+        self._after_turn = None
+        self._sites.clear()
+        self._lines.clear()
+        self._gates.clear()
+
     def serve_inputs(self, passage: Passage, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """Serve the blocks that wait for the arguments of a call, each location once."""
         for run in self.due(passage.inputs):

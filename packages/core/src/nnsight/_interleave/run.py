@@ -141,7 +141,8 @@ class BlockRun:
         self._visit: Visit | None = None
         self._wanted: int | None = None
         self._asked: tuple[CodeType, int] | None = None
-        self._late = LateEdits()
+        # The source of a read-only program shows no edit, so there is no late one to warn of.
+        self._late = None if read_only else LateEdits()
         self._last: Location | None = None
 
     @property
@@ -290,8 +291,7 @@ class BlockRun:
         self._switch(hand_out=not self._writes_only)
         if self.budget is not None and self.budget.bytes is not None:
             self._charge(visit, self.budget.bytes)
-        # The source of a read-only program shows no edit, so there is no late one to warn of.
-        late = None if self._read_only else self._late
+        late = self._late
         if late is not None:
             late.look()
         if visit.is_untouched():
@@ -414,6 +414,8 @@ class BlockRun:
 
     def count_late_edits(self) -> None:
         """Warn of tensors that were changed in place after the model had moved on."""
+        if self._late is None:
+            return
         for where, count in self._late.finish().items():
             self.receipt.warnings.append(
                 f"{where} was changed in place {count} time(s) after the model had moved on: "

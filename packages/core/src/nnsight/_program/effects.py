@@ -82,6 +82,7 @@ def summarize(statements: Sequence[ast.stmt], values: Mapping[str, object], name
     walker.find_modules(statements)
     for statement in statements:
         walker.visit(statement)
+    walker.let_go()
     changes = bool(walker.writes or walker.unknown)
     uniform = prove_uniform(statements, values) if changes else Uniform()
     return Effects(
@@ -165,6 +166,10 @@ class _Walker(ast.NodeVisitor):
     def find_modules(self, statements: Sequence[ast.stmt]) -> None:
         """Find the names that the block may bind to modules."""
         self._reached.names |= names_of_modules(statements, self._may_lead_to_module, self._locations)
+
+    def let_go(self) -> None:
+        """Part from what leads back here: the two would keep each other until the garbage collector comes by."""
+        del self._reached
 
     # Names and places -----------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from types import FunctionType, MethodType
 
 from nnsight._envoy import Envoy, ModelTree, Source, SourceOp
@@ -53,7 +54,8 @@ def _trees(values: Mapping[str, object]) -> list[ModelTree]:
     return [envoy._tree for envoy in envoys if isinstance(envoy, Envoy)]
 
 
-def looks_into(names: Sequence[str]) -> Callable[[str], bool] | None:
+@lru_cache(maxsize=256)
+def looks_into(names: tuple[str, ...]) -> Callable[[str], bool] | None:
     """Return what tells for the last name of a module's path whether its ops may be asked for."""
     if not names:
         return None

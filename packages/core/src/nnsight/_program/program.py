@@ -6,7 +6,6 @@ import ast
 import builtins
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -153,26 +152,42 @@ class Program:
             budget: How much it may run and hold; the one that its functions were read with.
         """
         saves_book = book or SaveBook()
-
-        def body(run: BlockRun) -> None:
-            before = {name: snapshot(values[name]) for name in self.returned}
-
-            def keep(saves: tuple[dict[str, object], dict[str, object]], variables: Mapping[str, object]) -> None:
-                named, run.unnamed = saves
-                kept = {name: variables[name] for name in self.kept if name in variables}
-                run.named = {**{name: value for name, value in kept.items() if not stays(value)}, **named}
-                run.changes = {
-                    name: difference(before[name], variables[name]) for name in self.returned if name in variables
-                }
-                run.exports = {name: variables[name] for name in self.exports if name in variables}
-
-            run_source(self.source, self.parameters, values, saves_book, keep, budget)
-
-        run = BlockRun(partial(call_above_unwinding, body), grad=grad, inference=inference, read_only=read_only)
+        body = _Body(self, values, saves_book, budget)
+        run = BlockRun(body, grad=grad, inference=inference, read_only=read_only)
         run.saves = saves_book
         run.limit(budget, saves_book.values)
         run.looks_into = looks_into(self.effects.looks_into)
         return run
+
+
+class _Body:
+    """Runs a program's block once; a sweep has very many of them at a time."""
+
+    __slots__ = ("_book", "_budget", "_program", "_values")
+
+    def __init__(self, program: Program, values: Mapping[str, object], book: SaveBook, budget: Budget | None) -> None:
+        self._program = program
+        self._values = values
+        self._book = book
+        self._budget = budget
+
+    def __call__(self, run: BlockRun) -> None:
+        call_above_unwinding(self._run, run)
+
+    def _run(self, run: BlockRun) -> None:
+        program, values = self._program, self._values
+        before = {name: snapshot(values[name]) for name in program.returned}
+
+        def keep(saves: tuple[dict[str, object], dict[str, object]], variables: Mapping[str, object]) -> None:
+            named, run.unnamed = saves
+            kept = {name: variables[name] for name in program.kept if name in variables}
+            run.named = {**{name: value for name, value in kept.items() if not stays(value)}, **named}
+            run.changes = {
+                name: difference(before[name], variables[name]) for name in program.returned if name in variables
+            }
+            run.exports = {name: variables[name] for name in program.exports if name in variables}
+
+        run_source(program.source, program.parameters, values, self._book, keep, self._budget)
 
 
 def _let_go(values: dict[str, object], statements: Sequence[ast.stmt]) -> None:

@@ -116,12 +116,15 @@ class NNsight(TracedModel):
     def _run_one(self, request: Request) -> Outcome:
         edits = {edit.name: edit.program for edit in self._edits_of(request)}
         blocks = RequestBlocks(request.program, edits, self._start)
+        forward = _Forward(self._tree, self._module, blocks.runs)
         try:
-            result = _Forward(self._tree, self._module, blocks.runs).call(request.prepared)
+            result = forward.call(request.prepared)
         except _Abandoned:
             return blocks.finish()
         except Exception as error:  # noqa: BLE001 - the model's own failure is the request's error
             return blocks.finish(error=error)
+        finally:
+            forward.close()
         return blocks.finish(result=result)
 
     def _start(self, program: Program) -> BlockRun:
@@ -161,6 +164,10 @@ class _Forward:
                 self._module.__dict__.pop("forward", None)
             else:
                 self._module.__dict__["forward"] = prior
+
+    def close(self) -> None:
+        """Let go of the blocks, and of the modules."""
+        self._interleaver.close()
 
     def _stepper(self, forward: Callable[..., object]) -> Callable[..., object]:
         root = self._interleaver.site("")
