@@ -157,7 +157,7 @@ NAMES: tuple[Name, ...] = (
     Name("vllm:SamplingParams"),
     *_members(
         "vllm:SamplingParams",
-        "extra_args skip_reading_prefix_cache stop_token_ids ignore_eos all_stop_token_ids n output_kind",
+        "extra_args skip_reading_prefix_cache stop_token_ids ignore_eos all_stop_token_ids n output_kind skip_clone",
     ),
     Name("vllm.sampling_params:RequestOutputKind.DELTA"),
     *_members("vllm.outputs:RequestOutput", "outputs finished"),
