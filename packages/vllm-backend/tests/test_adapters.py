@@ -25,8 +25,8 @@ pytestmark = pytest.mark.slow
 DEFAULT_RUNNERS = ("v1",)
 # The adapted products of the CPU's kernels are summed in another order; those of a GPU know no float32, and in bfloat16
 # the likeliest token may be another one, so that later steps would have nothing to compare. Transformers' own logits,
-# with these adapters beside weights in bfloat16, are off by up to 6 % of the largest one; the limit is twice that, where
-# the adapters differ from each other and from the base model by as much as the logits themselves.
+# with these adapters beside weights in bfloat16, are off by up to 6 % of the largest one. The limit is twice that: the
+# adapters differ from each other, and from the base model, by as much as the logits themselves.
 DTYPE, LIMIT, STEPS = ("float32", 5 * TOLERANCE, 3) if runs_on_cpu() else ("bfloat16", 0.12, 1)
 
 PROMPT = "w1 w2 w3 w4 w5"
