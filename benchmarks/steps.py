@@ -1,0 +1,137 @@
+"""What a visit costs inside the engine, from steps that lie beside each other.
+
+    python -m benchmarks.steps MODEL [--rounds 7] [--new 128] [--requests 1] [--json FILE] [--dummy] ...
+
+In every other step of one request a block visits layers, and in the others it does nothing. Each step is compared with
+the one before it, so that what the machine does meanwhile hits both: that tells a visit of some microseconds from the
+noise of a step that takes thousands, which runs of whole requests do not. The clock is read in the block, where the
+model runs, and counts until the next step begins there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.pairing import interval
+from benchmarks.report import Report
+from benchmarks.workloads import Workloads
+
+Marks = list[list[float]]
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--prompt", type=int, default=16)
+    parser.add_argument("--new", type=int, default=128)
+    parser.add_argument("--requests", type=int, default=1, help="how many are in the batch, each with such a block")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--dummy", action="store_true", help="random weights: speed is real, text is not")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--memory", type=float, default=0.35, help="share of the device's memory for the engine")
+    parser.add_argument("--max-model-len", type=int, default=2048)
+    options = parser.parse_args()
+
+    keywords: dict[str, Any] = {
+        "dtype": options.dtype,
+        "max_model_len": options.max_model_len,
+        "gpu_memory_utilization": options.memory,
+        "max_num_seqs": 64,
+    }
+    if options.dummy:
+        keywords["load_format"] = "dummy"
+    from nnsight.modeling.vllm import VLLM
+
+    with VLLM(options.model, dispatch=True, **keywords) as model:
+        settings = {setting.name: setting.value for setting in model.settings}
+        requests = options.requests
+        report = Report(f"visits in the engine, {settings['model runner']}, {requests} request(s)", options.json)
+        vocabulary = min(model.model.embed_tokens.org_vocab_size, 128000) - 1
+        work = Workloads(model, prompt_tokens=options.prompt, new_tokens=options.new, vocabulary=vocabulary)
+        visits = len(model.model.layers) * requests
+        for name, alternate in _ALTERNATIONS.items():
+            alternate(work, requests, 0)
+            marks = [each for number in range(1, options.rounds + 1) for each in alternate(work, requests, number)]
+            resting, working = _durations(marks)
+            if name == "a read":
+                report.add("a step without visits", interval([each * 1e6 for each in resting]), "us")
+            more = [(after - before) / visits * 1e6 for before, after in zip(resting, working, strict=True)]
+            report.add(f"{name}, per visit", interval(more), "us", "<= 40" if name == "a read" else "")
+
+
+def _durations(marks: Marks) -> tuple[list[float], list[float]]:
+    """Return the seconds of each step without visits, and of the step with visits that follows it.
+
+    Args:
+        marks: When each step of a request began, by request. Step 0 is the prompt; the odd ones are those with visits.
+    """
+    resting, working = [], []
+    for begun in marks:
+        for step in range(2, len(begun) - 2, 2):
+            resting.append(begun[step + 1] - begun[step])
+            working.append(begun[step + 2] - begun[step + 1])
+    return resting, working
+
+
+def _read(work: Workloads, requests: int, number: int) -> Marks:
+    """Read every layer in every other step, and keep nothing."""
+    layers, steps = list(work.model.model.layers), work.new_tokens
+    with work.model.trace(**work.keywords) as tracer:
+        marks = [[] for _ in range(requests)].save()  # type: ignore[attr-defined]
+        for index in range(requests):
+            with tracer.invoke(work.prompt(number * 1000 + index)):
+                for step in tracer.iter[:steps]:
+                    marks[index].append(time.perf_counter())
+                    if step % 2:
+                        for layer in layers:
+                            layer.output[0]
+    return marks[:1]
+
+
+def _keep(work: Workloads, requests: int, number: int) -> Marks:
+    """Read every layer in every other step, and keep all of it."""
+    layers, steps = list(work.model.model.layers), work.new_tokens
+    with work.model.trace(**work.keywords) as tracer:
+        marks = [[] for _ in range(requests)].save()  # type: ignore[attr-defined]
+        kept = [[] for _ in range(requests)].save()  # type: ignore[attr-defined]
+        for index in range(requests):
+            with tracer.invoke(work.prompt(number * 1000 + index)):
+                for step in tracer.iter[:steps]:
+                    marks[index].append(time.perf_counter())
+                    if step % 2:
+                        for layer in layers:
+                            kept[index].append(layer.output[0])
+    assert len(kept[0]) == steps // 2 * len(layers)
+    return marks[:1]
+
+
+def _edit(work: Workloads, requests: int, number: int) -> Marks:
+    """Change every layer in every other step."""
+    layers, steps = list(work.model.model.layers), work.new_tokens
+    with work.model.trace(**work.keywords) as tracer:
+        marks = [[] for _ in range(requests)].save()  # type: ignore[attr-defined]
+        for index in range(requests):
+            with tracer.invoke(work.prompt(number * 1000 + index)):
+                for step in tracer.iter[:steps]:
+                    marks[index].append(time.perf_counter())
+                    if step % 2:
+                        for layer in layers:
+                            layer.output[0][:] += 0.01
+    return marks[:1]
+
+
+_ALTERNATIONS: dict[str, Callable[[Workloads, int, int], Marks]] = {
+    "a read": _read,
+    "a read that is kept": _keep,
+    "an edit in place": _edit,
+}
+
+
+if __name__ == "__main__":
+    main()
