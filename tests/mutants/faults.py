@@ -46,8 +46,8 @@ FAULTS = (
     Fault(
         "edit dropped",
         f"{CORE}/_interleave/visit.py",
-        "        return all([own._version == version for own, version, _ in self._handed])\n",
-        "        return True\n",
+        "            if own._version != version:\n                return False\n",
+        "            if own is version:\n                return False\n",
         (TORCH, "-k", "edit"),
     ),
     Fault(
@@ -74,7 +74,7 @@ FAULTS = (
     Fault(
         "replacement not checked where it is assigned",
         f"{CORE}/_interleave/visit.py",
-        "        checking.land(self._live, value, location.name)\n",
+        "        checking.land(self.live, value, location.name)\n",
         "",
         ("packages/core/tests/interleave/test_visits.py", "-k", "does_not_fit"),
     ),
@@ -205,6 +205,20 @@ FAULTS = (
         (MODEL, "-k", "modules_are_as_before"),
     ),
     Fault(
+        "circle left behind by a forward",
+        f"{CORE}/_interleave/interleaver.py",
+        "        self._after_turn = None\n        self._sites.clear()\n",
+        "",
+        ("packages/core/tests/trace/test_garbage.py",),
+    ),
+    Fault(
+        "circle left behind by a capture",
+        f"{CORE}/_program/effects.py",
+        "        del self._reached\n",
+        "        del self\n",
+        ("packages/core/tests/trace/test_garbage.py",),
+    ),
+    Fault(
         "skip applied to the rows of all",
         f"{CORE}/_interleave/skips.py",
         "    spared = len(due) == 1 and scopes[0].alone and not",
@@ -214,15 +228,15 @@ FAULTS = (
     Fault(
         "module shared by parents not told apart",
         f"{CORE}/_interleave/interleaver.py",
-        "        return gate is None or (gate.depth > 0 and not any(site.depth for site in inner))\n",
+        "        return gate is None or (gate[0].depth > 0 and not any(site.depth for site in gate[1]))\n",
         "        return True\n",
         (MODEL, "-k", "shared or tied"),
     ),
     Fault(
         "ad hoc call taken for a visit",
         f"{CORE}/_interleave/passage.py",
-        " or self.hub.is_called_by_a_block():\n",
-        ":\n",
+        "        if getcurrent() is not self.hub.turn:\n            return original(*args, **kwargs)\n",
+        "",
         ("packages/core/tests/interleave/test_visits.py", "-k", "no_visit_of_its_neighbours"),
     ),
     Fault(
