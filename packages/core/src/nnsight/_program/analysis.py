@@ -1,4 +1,4 @@
-"""What a block does to the model, told once for all invokes of a trace that run the same block on the same things."""
+"""What a block does to the model, told once for all invokes and traces that run the same block on the same things."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ _LEAVES: Final = _BY_TYPE | _ALSO_BY_TYPE | {np.ndarray}
 _COLLECTIONS: Final = frozenset({list, tuple, dict, set, frozenset})
 # Of a block that is proven anew for so many different values, no more proofs are kept.
 _MOST_PROOFS: Final = 8
+# Of more blocks than that, a model forgets those that it met first.
+_MOST_BLOCKS: Final = 256
 # Longer lists are not looked through.
 _MOST_ITEMS: Final = 256
 # These stay what they are while a trace is built.
@@ -37,10 +39,15 @@ _LASTING: Final = (Envoy, Source, SourceOp, ModuleType, BuiltinFunctionType)
 
 
 class Analyses:
-    """The analyses of the blocks of one trace."""
+    """The analyses of the blocks of one trace, or of those of a model that are true of its later traces as well."""
 
-    def __init__(self) -> None:
-        """Begin with none."""
+    def __init__(self, lasting: Analyses | None = None) -> None:
+        """Begin with none.
+
+        Args:
+            lasting: Where analyses are kept that rest on nothing which lives no longer than the trace.
+        """
+        self._lasting = lasting
         self._found: dict[Hashable, Effects] = {}
         self._proofs: dict[Hashable, list[_Proof]] = {}
 
@@ -63,12 +70,23 @@ class Analyses:
             UnknownLocationError: The block names an op that its forward has not.
         """
         key = _key(source, values)
+        if key is not None and self._lasting is not None and _lasts(values):
+            return self._lasting._effects(key, statements, values, value_names)
+        return self._effects(key, statements, values, value_names)
+
+    def _effects(
+        self,
+        key: Hashable | None,
+        statements: Sequence[ast.stmt],
+        values: Mapping[str, object],
+        value_names: frozenset[str],
+    ) -> Effects:
         known = None if key is None else self._found.get(key)
         if known is None:
             check_ops(statements, values)
             known = summarize(statements, values, value_names)
             if key is not None:
-                self._found[key] = known
+                self._keep(key, known)
             return known
         # What is proven of places and changes depends on more of some values than their kinds.
         proofs = self._proofs.setdefault(key, [])
@@ -78,6 +96,18 @@ class Analyses:
             if proof.lasts and len(proofs) < _MOST_PROOFS:
                 proofs.append(proof)
         return proof.effects
+
+    def _keep(self, key: Hashable, effects: Effects) -> None:
+        if len(self._found) >= _MOST_BLOCKS:
+            oldest = next(iter(self._found), None)
+            self._found.pop(oldest, None)
+            self._proofs.pop(oldest, None)
+        self._found[key] = effects
+
+
+def _lasts(values: Mapping[str, object]) -> bool:
+    """Tell whether an analysis keeps nothing of the user's alive: a function may hold on to anything."""
+    return not any([isinstance(value, FunctionType | MethodType) for value in values.values()])
 
 
 def _key(source: BlockSource, values: Mapping[str, object]) -> Hashable | None:
@@ -165,7 +195,10 @@ def _mark(value: object) -> Hashable | None:
         return cast("Hashable", kind)
     if kind in _COLLECTIONS:
         return kind, is_plain(value)
-    if isinstance(value, _LASTING) or stands_in(value):
+    if stands_in(value):
+        # A model is its envoys; of a tracer only its kind matters.
+        return kind, _Same(getattr(value, "envoy", None))
+    if isinstance(value, _LASTING):
         return _Same(value)
     if kind is FunctionType or kind is MethodType:
         function = value.__func__ if isinstance(value, MethodType) else value

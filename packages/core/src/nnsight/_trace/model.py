@@ -7,9 +7,11 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from nnsight._interleave.location import SIDES
+from nnsight._program.analysis import Analyses
 from nnsight._trace.edit import EditBlock
 from nnsight._trace.levels import run_in_levels
 from nnsight._trace.session import Session
@@ -45,6 +47,11 @@ class TracedModel(ABC):
     def envoy(self) -> Envoy:
         """The root of the model's tree."""
         return self._tree.envoy()
+
+    @cached_property
+    def _analyses(self) -> Analyses:
+        """What was told of blocks, which later traces of the model run too."""
+        return Analyses()
 
     def trace(self, *args: Any, **kwargs: Any) -> Tracer:
         """Begin a trace.

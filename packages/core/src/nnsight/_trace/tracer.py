@@ -80,7 +80,7 @@ class Tracer(InBlock):
         self._prepared = model._prepare(args, given) if self._single else None
         self._requests: list[Request] = []
         self._book = SaveBook()
-        self._analyses = Analyses()
+        self._analyses = Analyses(model._analyses)
         self._open = False
         self._running: CodeType | None = None
         self._outcomes: list[Outcome] | None = None
@@ -250,7 +250,7 @@ class Tracer(InBlock):
 
     def _finish(self, frame: FrameType | None, bound: dict[str, object]) -> None:
         requests, self._requests = ask_for_exports(self._requests), []
-        self._analyses = Analyses()
+        self._analyses = Analyses(self.model._analyses)
         place = None if frame is None else Place.of(frame)
 
         def arrive(outcomes: list[Outcome], frame: FrameType | None = None) -> None:
