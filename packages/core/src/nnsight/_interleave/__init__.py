@@ -1,5 +1,6 @@
 """Run blocks beside a forward: each block is a greenlet that waits for the values it names."""
 
+from nnsight._interleave.ahead import ReadAhead
 from nnsight._interleave.budget import Budget
 from nnsight._interleave.interleaver import Interleaver
 from nnsight._interleave.location import Location
@@ -16,6 +17,7 @@ __all__ = [
     "Interleaver",
     "Location",
     "Pieces",
+    "ReadAhead",
     "Receipt",
     "Replay",
     "RowLog",

@@ -19,6 +19,7 @@ from nnsight._interleave.run import RESULT, BlockRun, executing_run
 from nnsight._interleave.visit import NOTHING
 
 if TYPE_CHECKING:
+    from nnsight._interleave.ahead import ReadAhead
     from nnsight._interleave.recording import Recording
     from nnsight._interleave.scope import Scope
 
@@ -68,6 +69,8 @@ class Interleaver:
         self._armed: list[Site] = []
         self._values: dict[str, list[BlockRun]] = {}
         self._scopes: dict[BlockRun, Scope] = {}
+        # Blocks whose values of this step are copied ahead of them.
+        self._behind: list[tuple[BlockRun, ReadAhead]] = []
         # Whether requests have several blocks, which take turns in order.
         self._ranked = False
 
@@ -82,10 +85,12 @@ class Interleaver:
             self._record(run)
             run.call_under_way = self.call_under_way
             run.begin_step(steps[run], scope)
-            self.enlist(run)
+            if run.plan_ahead is None or not self._read_ahead(run, scope):
+                self.enlist(run)
 
     def end_step(self) -> None:
         """Leave the step: what a block still waits for in it was missed."""
+        self._catch_up()
         for run in self._scopes:
             run.end_step()
         self.disarm()
@@ -96,6 +101,7 @@ class Interleaver:
             site.disarm()
         self._armed.clear()
         self._values.clear()
+        self._behind.clear()
         self._scopes = {}
 
     def close(self) -> None:
@@ -159,6 +165,7 @@ class Interleaver:
         Returns:
             What the model goes on with.
         """
+        self._catch_up()
         for run in self._in_order(list(self._values.get(name, ()))):
             if run in scopes:
                 self._values[name].remove(run)
@@ -232,6 +239,28 @@ class Interleaver:
             for site in line[1:]:
                 if run.looks_into(site.path.rpartition(".")[2]):
                     site.looked_into = True
+
+    def _read_ahead(self, run: BlockRun, scope: Scope) -> bool:
+        """Have what a block will read in this step copied as the model passes it, where that can be told."""
+        ahead = None if self._ranked else run.ahead_in_step(scope)
+        if ahead is None:
+            return False
+        sites = [(self._lines.get(path) or self._line(path))[0] for path in ahead.keepers]
+        if not self._gates.keys().isdisjoint(ahead.keepers):
+            run.plan_ahead = None
+            return False
+        for site, keeper in zip(sites, ahead.keepers.values(), strict=True):
+            site.keepers.append(keeper)
+        self._arm(sites)
+        self._behind.append((run, ahead))
+        return True
+
+    def _catch_up(self) -> None:
+        """Let blocks run through what was copied ahead of them."""
+        behind, self._behind = self._behind, []
+        for run, ahead in behind:
+            run.catch_up(ahead)
+            self.enlist(run)
 
     def _arm(self, sites: Iterable[Site]) -> None:
         for site in sites:

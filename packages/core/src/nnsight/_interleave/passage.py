@@ -20,6 +20,7 @@ from nnsight.errors import UnknownLocationError
 if TYPE_CHECKING:
     from torch import nn
 
+    from nnsight._interleave.ahead import Keeper
     from nnsight._interleave.interleaver import Interleaver
     from nnsight._interleave.location import Location
     from nnsight._interleave.recording import Recording
@@ -148,9 +149,21 @@ class Site(Passage):
         call: The arguments of the innermost of them.
         external: Whether whoever calls the module does it through `around`.
         records: Requests for which its calls are recorded, by which of its paths, and in what.
+        keepers: What copies its output for blocks that run when the model is past it.
     """
 
-    __slots__ = ("_known", "_module", "_prior", "armed", "call", "depth", "external", "nnsight_original", "records")
+    __slots__ = (
+        "_known",
+        "_module",
+        "_prior",
+        "armed",
+        "call",
+        "depth",
+        "external",
+        "keepers",
+        "nnsight_original",
+        "records",
+    )
 
     def __init__(self, module: nn.Module, hub: Interleaver, path: str) -> None:
         """Prepare a site; nothing is replaced before `arm`."""
@@ -164,6 +177,7 @@ class Site(Passage):
         self.call: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self.external = False
         self.records: list[tuple[BlockRun, str, Recording]] = []
+        self.keepers: list[Keeper] = []
 
     def arm(self) -> None:
         """Replace the module's `forward`."""
@@ -186,6 +200,7 @@ class Site(Passage):
         self.call = None
         self.looked_into = False
         self.records.clear()
+        self.keepers.clear()
         self.clear()
 
     def forward(self, *args: Any, **kwargs: Any) -> object:
@@ -214,6 +229,8 @@ class Site(Passage):
     def _returned(self, output: object) -> object:
         if self.outputs:
             output = self.hub.serve_output(self, output)
+        for keeper in self.keepers:
+            keeper.keep(output)
         # A block that was served inside may have begun to record.
         if self.records:
             self.hub.record_output(self, output)

@@ -19,6 +19,7 @@ from nnsight._interleave.location import Location
 from nnsight._interleave.modes import BlockModes
 from nnsight._interleave.receipt import Receipt
 from nnsight._interleave.refusals import never_served, out_of_order, read_only
+from nnsight._interleave.scope import RowScope
 from nnsight._interleave.structure import map_tensors
 from nnsight._interleave.visit import MISSING, Visit, asking_statement
 from nnsight.errors import BudgetExceededError, OutOfOrderError, OutsideTraceError, UnsupportedFeatureError
@@ -26,6 +27,7 @@ from nnsight.errors import BudgetExceededError, OutOfOrderError, OutsideTraceErr
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from nnsight._interleave.ahead import ReadAhead
     from nnsight._interleave.budget import Budget, ByteBudget
     from nnsight._interleave.pieces import Pieces
     from nnsight._interleave.recording import Recording
@@ -35,6 +37,11 @@ if TYPE_CHECKING:
 
 UNSEEN: Final = object()
 RESULT: Final = Location("tracer.result", "value")
+
+# Copies are made ahead of a block in steps of so many rows at most: of longer ones all would be held at once.
+MOST_ROWS: Final = 8
+# With fewer visits in a step, turns beside the model cost no more.
+FEWEST_VISITS: Final = 2
 
 # A block that answers every refused wait with another wait is ended after so many.
 _MAX_REFUSALS: Final = 1000
@@ -86,6 +93,7 @@ class BlockRun:
         pieces: What earlier parts of the prompt had where the block reads, if it is computed in several.
         rank: Its place among the blocks of one request, which see a value one after the other.
         by_row: Whether it is to change whole rows of tokens alone, as its source promises; all else fails it.
+        plan_ahead: Tells which outputs can be copied ahead of the block, or that none can; None where nothing can be.
     """
 
     def __init__(
@@ -129,6 +137,9 @@ class BlockRun:
         self.pieces: Pieces | None = None
         self.rank = 0
         self.by_row = False
+        self.plan_ahead: Callable[[], ReadAhead | None] | None = None
+        self._ahead: ReadAhead | None = None
+        self._num_served = 0
         self._body = body
         self._read_only = read_only
         self._modes = BlockModes(grad=grad, inference=inference)
@@ -281,6 +292,7 @@ class BlockRun:
         visits[where] = visits.get(where, 0) + 1
         self._last = location
         self._was_read = False
+        self._num_served += 1
         if self.pieces is not None:
             try:
                 scope = self.pieces.joined(location, live, scope)
@@ -343,6 +355,39 @@ class BlockRun:
         edits[where] = edits.get(where, 0) + 1
         self._switch()
         return landed
+
+    def ahead_in_step(self, scope: Scope) -> ReadAhead | None:
+        """Return what is to be copied ahead of the block in the step that it has entered; None where nothing is.
+
+        That is worth it where the block read most of it in the step before.
+        """
+        served, self._num_served = self._num_served, 0
+        wait = self.wait
+        if served < FEWEST_VISITS or type(wait) is not Location or type(scope) is not RowScope:
+            return None
+        if scope.num_rows > MOST_ROWS or self.pieces is not None or self.recordings:
+            return None
+        if self._ahead is None and self.plan_ahead is not None:
+            self._ahead = self.plan_ahead()
+            if self._ahead is None:
+                self.plan_ahead = None
+        ahead = self._ahead
+        if ahead is None or wait.place.path not in ahead.keepers or 2 * served < len(ahead.keepers):
+            return None
+        ahead.begin(scope)
+        return ahead
+
+    def catch_up(self, ahead: ReadAhead) -> None:
+        """Let the block run through what was copied ahead of it."""
+        scope = ahead.kept_scope()
+        if ahead.error is not None:
+            self.fail(ahead.error)
+        while type(self.wait) is Location and self.wait is not RESULT:
+            kept = ahead.next_of(self.wait)
+            if kept is MISSING:
+                break
+            self.serve(kept, scope)
+        ahead.end()
 
     def end_step(self) -> None:
         """Refuse what the block still waits for in the step that is over."""

@@ -6,6 +6,7 @@ import ast
 import builtins
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -20,13 +21,14 @@ from nnsight._capture import (
 )
 from nnsight._capture.order import names_read_first
 from nnsight._envoy import Envoy, Source, SourceOp
-from nnsight._interleave import BlockRun, Budget
+from nnsight._interleave import BlockRun, Budget, ReadAhead
 from nnsight._program.analysis import Analyses
 from nnsight._program.containers import difference, snapshot
 from nnsight._program.effects import Effects, summarize
 from nnsight._program.inspected import looks_into
 from nnsight._program.pending import Pending
 from nnsight._program.saves import SaveBook, block_helpers, save_names
+from nnsight._program.static_reads import static_outputs
 from nnsight._program.unwinding import call_above_unwinding
 
 _HELPERS = tuple(block_helpers())
@@ -140,6 +142,7 @@ class Program:
         read_only: bool,
         book: SaveBook | None = None,
         budget: Budget | None = None,
+        ahead: bool = False,
     ) -> BlockRun:
         """Make a run of the block.
 
@@ -150,14 +153,21 @@ class Program:
             read_only: Whether an edit is refused.
             book: Where saves are marked; a new one by default.
             budget: How much it may run and hold; the one that its functions were read with.
+            ahead: Whether what it reads may be copied ahead of it, where its source tells what that is.
         """
         saves_book = book or SaveBook()
         body = _Body(self, values, saves_book, budget)
         run = BlockRun(body, grad=grad, inference=inference, read_only=read_only)
         run.saves = saves_book
+        if ahead and read_only and self.effects.places is not None:
+            run.plan_ahead = partial(self._plan_ahead, values)
         run.limit(budget, saves_book.values)
         run.looks_into = looks_into(self.effects.looks_into)
         return run
+
+    def _plan_ahead(self, values: Mapping[str, object]) -> ReadAhead | None:
+        outputs = static_outputs(parse_block(self.source), values)
+        return ReadAhead(outputs) if outputs else None
 
 
 class _Body:

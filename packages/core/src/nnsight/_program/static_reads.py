@@ -19,6 +19,8 @@ Place = tuple[str, str]
 
 # What may read elsewhere, or later than where it stands.
 _OPAQUE = frozenset({"source", "skip", "cache"})
+# Methods of a list or dict of modules that leave it as it is.
+_LOOKING = frozenset({"index", "count", "copy", "items", "values", "keys"})
 _OPAQUE_CALLS = frozenset({"getattr", "eval", "exec", "vars", "map", "filter", "iter", "next"})
 
 
@@ -33,7 +35,34 @@ def static_places(statements: Sequence[ast.stmt], values: Mapping[str, object]) 
         The places, more than it reads where branches or unknown indices leave that open; None where it cannot be told.
     """
     try:
-        return tuple(sorted(_Reader(statements, values).places()))
+        return tuple(sorted({place for place, _ in _Reader(statements, values).reads()}))
+    except Unproven:
+        return None
+
+
+def static_outputs(
+    statements: Sequence[ast.stmt], values: Mapping[str, object]
+) -> dict[str, frozenset[int] | None] | None:
+    """Return every module whose output a block may read, where it reads nothing else of modules and calls none.
+
+    Args:
+        statements: The block.
+        values: What the names bound outside it refer to.
+
+    Returns:
+        By path, the items that it may ask for of an output that is a tuple, None for all of them; None for a block of
+        which this cannot be told, or that does more.
+    """
+    try:
+        reader = _Reader(statements, values)
+        reader.refuse_calls_of_modules()
+        found: dict[str, frozenset[int] | None] = {}
+        for (path, side), item in reader.reads():
+            if side != "output":
+                return None
+            known = found.get(path, frozenset())
+            found[path] = None if known is None or item is None else known | {item}
+        return found
     except Unproven:
         return None
 
@@ -60,28 +89,59 @@ class _Reader:
                 self._note(name, None)
         self._under_way: set[str] = set()
 
-    def places(self) -> set[Place]:
-        """Find all places.
+    def reads(self) -> Iterator[tuple[Place, int | None]]:
+        """Yield all places, each with the item that is asked for there, or None for the whole value.
 
         Raises:
             Unproven: One cannot be told.
         """
-        found: set[Place] = set()
+        items: dict[ast.expr, int] = {}
+        for node in self._nodes:
+            match node:
+                case ast.Subscript(ast.Attribute(_, name) as value, ast.Constant(int() as index)) if (
+                    name in SIDES and isinstance(node.ctx, ast.Load) and not isinstance(index, bool)
+                ):
+                    items[value] = index
         for node in self._nodes:
             match node:
                 case ast.Name(name) if name in _OPAQUE_CALLS:
                     raise Unproven
                 case ast.Attribute(_, name) if name in _OPAQUE or name.startswith("_"):
                     raise Unproven
+                case ast.Call(ast.Attribute(ast.Name(name), method)) if self._holds_modules(name, method):
+                    raise Unproven
                 case ast.Call(ast.Attribute(owner, "get"), [ast.Constant(str() as path)], []):
-                    found |= self._of_path(owner, path)
+                    yield from ((place, None) for place in self._of_path(owner, path))
                 case ast.Attribute(_, "get"):
                     if not self._is_call_by_path(node):
                         raise Unproven
                 case ast.Attribute(owner, name) if name in SIDES or name in VALUE_NAMES:
                     for envoy in self._envoys(owner):
-                        found |= _place(envoy, name)
-        return found
+                        yield from ((place, items.get(node)) for place in _place(envoy, name))
+
+    def refuse_calls_of_modules(self) -> None:
+        """Refuse a block that may call a module by itself.
+
+        Raises:
+            Unproven: It may.
+        """
+        for node in self._nodes:
+            if not isinstance(node, ast.Call):
+                continue
+            function = node.func
+            if isinstance(function, ast.Attribute):
+                if function.attr == "get":
+                    continue
+                if self._may_be_module(function):
+                    raise Unproven
+            elif not isinstance(function, ast.Name) or function.id in self._bindings or self._may_be_module(function):
+                raise Unproven
+
+    def _may_be_module(self, node: ast.expr) -> bool:
+        try:
+            return bool(self._envoys(node))
+        except Unproven:
+            return False
 
     def _of_path(self, owner: ast.expr, path: str) -> set[Place]:
         before, _, last = path.rpartition(".")
@@ -115,6 +175,8 @@ class _Reader:
                 return self._named(name)
             case ast.Attribute(owner, name):
                 return [_envoy(static_child(envoy, name)) for envoy in self._envoys(owner)]
+            case ast.Subscript(ast.Name(name), ast.Constant(int() as index)) if self._is_sequence(name):
+                return [_envoy(item) for item in self._values[name][index : index + 1]]  # type: ignore[index]
             case ast.Subscript(owner, ast.Constant(int() as index)):
                 return [_envoy(static_items(envoy, index)) for envoy in self._envoys(owner)]
             case ast.Subscript(owner, ast.UnaryOp(ast.USub(), ast.Constant(int() as index))):
@@ -158,12 +220,10 @@ class _Reader:
                 return self._items(argument)
             case ast.Subscript(owner, ast.Slice()):
                 return self._items(owner)
-            case ast.Name(name) if name in self._values and name not in self._bindings:
-                value = self._values[name]
-                if isinstance(value, list | tuple):
-                    return [_envoy(item) for item in value]
-                if isinstance(value, dict):
-                    return [_envoy(item) for item in value.values()]
+            case ast.Name(name) if self._is_sequence(name):
+                return [_envoy(item) for item in self._values[name]]  # type: ignore[attr-defined]
+            case ast.Name(name) if isinstance(value := self._values.get(name), dict) and name not in self._bindings:
+                return [_envoy(item) for item in value.values()]
         found: list[Envoy] = []
         for envoy in self._envoys(node):
             items = static_items(envoy, None)
@@ -196,6 +256,16 @@ class _Reader:
                 if self._is_free("zip"):
                     for each, argument in zip(targets, arguments, strict=True):
                         self._bind_items(each, argument, told)
+
+    def _holds_modules(self, name: str, method: str) -> bool:
+        """Tell whether a method may change which modules a container of them holds."""
+        value = self._values.get(name)
+        if method in _LOOKING or not isinstance(value, list | dict | set):
+            return False
+        return any(isinstance(item, Envoy) for item in (value.values() if isinstance(value, dict) else value))
+
+    def _is_sequence(self, name: str) -> bool:
+        return isinstance(self._values.get(name), list | tuple) and name not in self._bindings
 
     def _is_free(self, name: str) -> bool:
         return name not in self._values

@@ -270,7 +270,9 @@ class WorkerSession:
     def _start(self, source: OwnProgram | InstalledEdit, book: StreamedBook | None = None) -> BlockRun:
         program = source.program
         values, budget = source.begin(self._limits)
-        run = program.start(values, grad=False, read_only=program.effects.read_only, budget=budget, book=book)
+        run = program.start(
+            values, grad=False, read_only=program.effects.read_only, budget=budget, book=book, ahead=True
+        )
         run.receipt.details.update(runner=self._model.runner_generation, vllm=installed_version() or "unknown")
         return run
 
