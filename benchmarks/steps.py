@@ -4,9 +4,9 @@
 
 In two steps of a request a block visits layers, in the next two it does nothing, and so on. Steps with visits are
 compared with those just before them, so that what the machine does meanwhile hits both: that tells a visit of some
-microseconds from the noise of a step that takes thousands, which runs of whole requests do not. The clock is read in the
-block, where the model runs, and counts until the next step begins there. The first of two steps with visits is told apart
-from the second, since values may be read ahead where a block read them in the step before.
+microseconds from the noise of a step that takes thousands, which runs of whole requests do not. The clock is read in
+the block, where the model runs, and counts until the next step begins there. The first of two steps with visits is told
+apart from the second, since values may be read ahead where a block read them in the step before.
 """
 
 from __future__ import annotations
