@@ -219,6 +219,20 @@ FAULTS = (
         ("packages/core/tests/trace/test_garbage.py",),
     ),
     Fault(
+        "values read ahead in any order",
+        f"{CORE}/_interleave/ahead.py",
+        "            for number in range(self._next, len(self._kept)):\n",
+        "            for number in range(len(self._kept)):\n",
+        ("packages/core/tests/interleave/test_ahead.py",),
+    ),
+    Fault(
+        "value read ahead by reference",
+        f"{CORE}/_interleave/ahead.py",
+        "                    [map_tensors(item, scope.take) if index in items else None",
+        "                    [item if index in items else None",
+        ("packages/core/tests/interleave/test_ahead.py",),
+    ),
+    Fault(
         "skip applied to the rows of all",
         f"{CORE}/_interleave/skips.py",
         "    spared = len(due) == 1 and scopes[0].alone and not",

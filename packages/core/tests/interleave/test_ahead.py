@@ -16,7 +16,7 @@ from nnsight._envoy import ModelTree
 from nnsight._interleave import BlockRun, Budget, Interleaver, ReadAhead, RowScope
 from nnsight._program import Effects, Program
 from nnsight._trace import BlockTracer
-from nnsight.errors import BudgetExceededError, OutOfOrderError, ReadOnlyError
+from nnsight.errors import BudgetExceededError, OutOfOrderError, ReadOnlyError, UnsupportedFeatureError
 
 STEPS = 6
 
@@ -140,11 +140,13 @@ def _promising(program: Program) -> Program:
     return replace(program, effects=Effects(places=()))
 
 
-def _run(text: str, *, ahead: bool, budget: Budget | None = None) -> tuple[BlockRun, int]:
+def _run(
+    text: str, *, ahead: bool, budget: Budget | None = None, sharded: dict[str, frozenset[str]] | None = None
+) -> tuple[BlockRun, int]:
     """Run a block over all steps, the second request of each batch; return how often values were copied ahead of it."""
     torch.manual_seed(0)
     root = Model()
-    tree = ModelTree(root, values=("logits",))
+    tree = ModelTree(root, values=("logits",), sharded=sharded)
     model = tree.envoy()
     lines = "".join(f"{line.removeprefix('    ')}\n" for line in text.strip("\n").split("\n"))
     source = BlockSource("<test block>", 1, f"with _:\n    kept = list().save()\n{lines}", 0, "block")
@@ -277,6 +279,20 @@ def _promised(text: str) -> tuple[BlockRun, int]:
             hub.end_step()
     assert times
     return run, times
+
+
+def test_a_value_that_is_refused_is_an_error_only_of_a_block_that_asks_for_it() -> None:
+    text = """
+        for step in tracer.iter[:]:
+            kept.append(layers[0].output[0])
+            kept.append(layers[1].output[0])
+            if step == 4:
+                kept.append(layers[2].inner.output)
+    """
+    run, times = _run(text, ahead=True, sharded={"layers.2.inner": frozenset({"output"})})
+    assert times == 0
+    assert isinstance(run.error, UnsupportedFeatureError)
+    assert len(run.named["kept"]) == 10  # type: ignore[arg-type]
 
 
 def test_what_is_copied_ahead_counts_for_the_budget_as_it_is_handed_out() -> None:

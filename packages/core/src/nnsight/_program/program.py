@@ -166,7 +166,10 @@ class Program:
         return run
 
     def _plan_ahead(self, values: Mapping[str, object]) -> ReadAhead | None:
-        outputs = static_outputs(parse_block(self.source), values)
+        try:
+            outputs = static_outputs(parse_block(self.source), values)
+        except Exception:  # noqa: BLE001 - a value that the model refuses is the block's error, if it ever asks for it
+            return None
         return ReadAhead(outputs) if outputs else None
 
 
