@@ -28,13 +28,11 @@ from nnsight._trace.shipping import write_programs
 class Idle(NNsight):
     """Takes the requests of a trace and runs none of them."""
 
-    programs: Sequence[Any] = ()
     writes = False
 
     def _execute(self, requests: Sequence[Request]) -> list[Outcome]:
-        self.__dict__["programs"] = [request.program for request in requests]
         if self.writes:
-            write_programs(self.programs)
+            write_programs([request.program for request in requests])
         return [Outcome() for _ in requests]
 
 

@@ -107,6 +107,8 @@ class Keeper:
         assert scope is not None
         # Tensors made in inference mode do not count their versions.
         guard = torch._C._InferenceMode(False) if torch.is_inference_mode_enabled() else None
+        if guard is not None:
+            guard.__enter__()  # type: ignore[no-untyped-call]
         grad = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)
         try:

@@ -138,8 +138,7 @@ class Interleaver:
         """Serve the blocks that wait for what a call returns."""
         for run in self.due(passage.outputs):
             passage.outputs.remove(run)
-            scope = self._scopes[run]
-            output = run.serve(output, scope.apart() if passage.apart else scope)
+            output = run.serve(output, self.scope_at(passage, run))
             self.enlist(run)
         return output
 

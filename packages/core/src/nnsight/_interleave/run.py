@@ -39,9 +39,9 @@ UNSEEN: Final = object()
 RESULT: Final = Location("tracer.result", "value")
 
 # Copies are made ahead of a block in steps of so many rows at most: of longer ones all would be held at once.
-MOST_ROWS: Final = 8
+_MOST_ROWS: Final = 8
 # With fewer visits in a step, turns beside the model cost no more.
-FEWEST_VISITS: Final = 2
+_FEWEST_VISITS: Final = 2
 
 # A block that answers every refused wait with another wait is ended after so many.
 _MAX_REFUSALS: Final = 1000
@@ -363,9 +363,9 @@ class BlockRun:
         """
         served, self._num_served = self._num_served, 0
         wait = self.wait
-        if served < FEWEST_VISITS or type(wait) is not Location or type(scope) is not RowScope:
+        if served < _FEWEST_VISITS or type(wait) is not Location or type(scope) is not RowScope:
             return None
-        if scope.num_rows > MOST_ROWS or self.pieces is not None or self.recordings:
+        if scope.num_rows > _MOST_ROWS or self.pieces is not None or self.recordings:
             return None
         if self._ahead is None and self.plan_ahead is not None:
             self._ahead = self.plan_ahead()

@@ -19,9 +19,9 @@ Place = tuple[str, str]
 
 # What may read elsewhere, or later than where it stands.
 _OPAQUE = frozenset({"source", "skip", "cache"})
+_OPAQUE_CALLS = frozenset({"getattr", "eval", "exec", "vars", "map", "filter", "iter", "next"})
 # Methods of a list or dict of modules that leave it as it is.
 _LOOKING = frozenset({"index", "count", "copy", "items", "values", "keys"})
-_OPAQUE_CALLS = frozenset({"getattr", "eval", "exec", "vars", "map", "filter", "iter", "next"})
 
 
 def static_places(statements: Sequence[ast.stmt], values: Mapping[str, object]) -> tuple[Place, ...] | None:
