@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.engines import add_engine_options, engine_keywords
 from benchmarks.pairing import Interval, Pair, interval, measure_pair, measure_turns
 from benchmarks.report import Report
 from benchmarks.workloads import Workload, Workloads
@@ -31,10 +32,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--new", type=int, default=128)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--dummy", action="store_true", help="random weights: speed is real, text is not")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--memory", type=float, default=0.35, help="share of the device's memory for each engine")
-    parser.add_argument("--max-model-len", type=int, default=2048)
+    add_engine_options(parser, max_model_len=2048)
     parser.add_argument("--only", default="", help="only ratios whose name contains this; several with commas")
     parser.add_argument("--skip-ratios", action="store_true", help="only the costs per step and visit")
     parser.add_argument("--skip-costs", action="store_true", help="only the ratios to plain vLLM")
@@ -43,15 +41,7 @@ def main() -> None:
     if options.thread_time:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
-    keywords: dict[str, Any] = {
-        "dtype": options.dtype,
-        "max_model_len": options.max_model_len,
-        "gpu_memory_utilization": options.memory,
-        "enable_prefix_caching": False,
-        "max_num_seqs": 64,
-    }
-    if options.dummy:
-        keywords["load_format"] = "dummy"
+    keywords = engine_keywords(options, enable_prefix_caching=False, max_num_seqs=64)
     from nnsight.modeling.vllm import VLLM
 
     with VLLM(options.model, dispatch=True, **keywords) as model:

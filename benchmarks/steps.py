@@ -15,8 +15,8 @@ import argparse
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from benchmarks.engines import add_engine_options, engine_keywords
 from benchmarks.pairing import interval
 from benchmarks.report import Report
 from benchmarks.workloads import Workloads
@@ -33,20 +33,10 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=128)
     parser.add_argument("--requests", type=int, default=1, help="how many are in the batch, each with such a block")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--dummy", action="store_true", help="random weights: speed is real, text is not")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--memory", type=float, default=0.35, help="share of the device's memory for the engine")
-    parser.add_argument("--max-model-len", type=int, default=2048)
+    add_engine_options(parser, max_model_len=2048)
     options = parser.parse_args()
 
-    keywords: dict[str, Any] = {
-        "dtype": options.dtype,
-        "max_model_len": options.max_model_len,
-        "gpu_memory_utilization": options.memory,
-        "max_num_seqs": 64,
-    }
-    if options.dummy:
-        keywords["load_format"] = "dummy"
+    keywords = engine_keywords(options, max_num_seqs=64)
     from nnsight.modeling.vllm import VLLM
 
     with VLLM(options.model, dispatch=True, **keywords) as model:

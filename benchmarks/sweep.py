@@ -23,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.engines import add_engine_options, engine_keywords
 from benchmarks.pairing import interval, measure_turns
 from benchmarks.report import Report
 
@@ -39,25 +40,15 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=1, help="tokens of each prompt")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--dummy", action="store_true", help="random weights: speed is real, text is not")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--memory", type=float, default=0.35, help="share of the device's memory for the engine")
+    add_engine_options(parser, max_model_len=128)
     parser.add_argument("--max-num-seqs", type=int, default=256)
-    parser.add_argument("--max-model-len", type=int, default=128)
     parser.add_argument("--thread-time", action="store_true", help="CPU time of one thread, the engine's part in it")
     parser.add_argument("--profile", action="store_true", help="print where the CPU time of one sweep goes")
     options = parser.parse_args()
     if options.profile or options.thread_time:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
-    keywords: dict[str, Any] = {
-        "dtype": options.dtype,
-        "max_model_len": options.max_model_len,
-        "max_num_seqs": options.max_num_seqs,
-        "gpu_memory_utilization": options.memory,
-    }
-    if options.dummy:
-        keywords["load_format"] = "dummy"
+    keywords = engine_keywords(options, max_num_seqs=options.max_num_seqs)
     from nnsight.modeling.vllm import VLLM
 
     with VLLM(options.model, dispatch=True, **keywords) as model:
