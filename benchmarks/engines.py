@@ -15,7 +15,7 @@ def add_engine_options(parser: argparse.ArgumentParser, *, max_model_len: int) -
     """
     parser.add_argument("--dummy", action="store_true", help="random weights: speed is real, text is not")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--memory", type=float, default=0.35, help="share of the device's memory for each engine")
+    parser.add_argument("--memory", type=float, default=0.25, help="share of the device's memory for each engine")
     parser.add_argument("--max-model-len", type=int, default=max_model_len)
 
 

@@ -1,4 +1,4 @@
-"""Two things measured by turns in one process tree, so that whatever else the machine does hits both."""
+"""Things measured by turns in one process tree, so that whatever else the machine does hits all of them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Interval:
-    """A median with its 95 % interval, from the bootstrap.
+    """A figure with its 95 % interval, from the bootstrap.
 
     Attributes:
-        median: The median.
+        median: The figure, a median where nothing else is said.
         low: Lower end of the interval.
         high: Upper end.
     """
@@ -37,36 +37,24 @@ def interval(values: Sequence[float]) -> Interval:
     return Interval(statistics.median(values), medians[int(0.025 * _RESAMPLES)], medians[int(0.975 * _RESAMPLES) - 1])
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Seconds of two things, measured by turns.
+def quartile_ratio(base: Sequence[float], other: Sequence[float]) -> Interval:
+    """Return a second thing's speed as a share of a first's, each by the lower quartile of its seconds.
 
-    Attributes:
-        base: Seconds of the first, one per round.
-        other: Seconds of the second, one per round.
+    For machines that run slowly at times: which rounds that hits is chance, and the faster ones are alike.
     """
 
-    base: Sequence[float]
-    other: Sequence[float]
+    def ratio(one: Sequence[float], two: Sequence[float]) -> float:
+        return _lower_quartile(one) / _lower_quartile(two)
 
-    def speed_ratio(self) -> Interval:
-        """Return the second's speed as a share of the first's: 1 is as fast, 0.5 half as fast."""
-        return interval([one / two for one, two in zip(self.base, self.other, strict=True)])
-
-    def difference(self) -> Interval:
-        """Return by how many seconds the second takes longer."""
-        return interval([two - one for one, two in zip(self.base, self.other, strict=True)])
+    generator = random.Random(0)
+    ratios = sorted(
+        ratio(generator.choices(base, k=len(base)), generator.choices(other, k=len(other))) for _ in range(_RESAMPLES)
+    )
+    return Interval(ratio(base, other), ratios[int(0.025 * _RESAMPLES)], ratios[int(0.975 * _RESAMPLES) - 1])
 
 
-def measure_pair(base: Callable[[int], object], other: Callable[[int], object], rounds: int) -> Pair:
-    """Run two things by turns, the first of each round alternating, after one unmeasured round.
-
-    Args:
-        base: The first; takes the number of the round, so that prompts differ.
-        other: The second.
-        rounds: Measured rounds.
-    """
-    return Pair(*measure_turns([base, other], rounds))
+def _lower_quartile(values: Sequence[float]) -> float:
+    return statistics.quantiles(values, n=4, method="inclusive")[0]
 
 
 def measure_turns(
@@ -99,8 +87,3 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
     mean_x = statistics.fmean(x for x, _ in points)
     mean_y = statistics.fmean(y for _, y in points)
     return sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
-
-
-def slope_interval(series: Sequence[Sequence[tuple[float, float]]]) -> Interval:
-    """Return the slope over rounds, each of which measured every point once."""
-    return interval([slope(points) for points in series])

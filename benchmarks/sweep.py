@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engines import add_engine_options, engine_keywords
-from benchmarks.pairing import interval, measure_turns
+from benchmarks.pairing import interval, measure_turns, quartile_ratio
 from benchmarks.report import Report
 
 # What is aimed at, in microseconds over plain vLLM with prompts of one token, and in times plain vLLM with others.
@@ -74,9 +74,9 @@ def main() -> None:
         report.add("plain vLLM", interval(plain), "s")
         for name, seconds in zip(list(things)[1:], traced, strict=True):
             over = [(other - base) * per_prompt for base, other in zip(plain, seconds, strict=True)]
-            times = [other / base for base, other in zip(plain, seconds, strict=True)]
             report.add(f"{name}, over plain", interval(over), "us", _OVER.get(name, "") if options.prompt == 1 else "")
-            report.add(name, interval(times), "times plain", _TIMES.get(name, "") if options.prompt > 1 else "")
+            times = quartile_ratio(seconds, plain)
+            report.add(name, times, "times plain", _TIMES.get(name, "") if options.prompt > 1 else "")
 
 
 class Sweep:
