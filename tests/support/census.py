@@ -42,6 +42,11 @@ class Census:
             frames=sum(kind.__name__ == "frame" for kind in kinds),
         )
 
+    def more_than(self, before: Census) -> dict[str, int]:
+        """Return by how many there are more than before; what another test had left may go meanwhile."""
+        counts = {name: getattr(self, name) - getattr(before, name) for name in self.__dataclass_fields__}
+        return {name: count for name, count in counts.items() if count > 0}
+
 
 def resident_bytes() -> int:
     """Return how much memory this process holds, in bytes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,11 @@ def test_an_engine_starts_at_the_first_trace_with_the_callers_own_classes_and_le
     assert llm.collective_rpc("own_method") == ["OwnWorker TracedCPUModelRunner"]
     assert llm.llm_engine.vllm_config.additional_config["mine"] == 1
     assert _children() - before
+
+    # A worker's collections of garbage pass over what it loaded, which would hold up everybody's step.
+    with model.trace("w1", temperature=0.0, max_tokens=1):
+        frozen = list([gc.get_freeze_count()]).save()
+    assert frozen[0] > 100_000
 
     # A block that fails takes its request out of the scheduler at once, whatever class that is.
     with pytest.raises(KeyError, match="mine"), model.trace("w1 w2", temperature=0.0, max_tokens=60, ignore_eos=True):

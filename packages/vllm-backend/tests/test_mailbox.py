@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,22 +24,43 @@ def mailbox() -> Iterator[Mailbox]:
 
 
 def test_messages_reach_whoever_expects_them_in_any_order(mailbox: Mailbox) -> None:
-    futures = {key: mailbox.expect(key) for key in ("a", "b", "c")}
+    delivery = mailbox.expect(["a", "b", "c"])
     postbox = Postbox(mailbox.address)
     assert postbox.reachable
     for key in ("c", "a", "b"):
         postbox.post(key, key.encode() * 1000)
-    assert {key: future.result(10).data for key, future in futures.items()} == {
-        key: key.encode() * 1000 for key in futures
-    }
+    found = delivery.wait(10)
+    assert {key: message.data for key, message in found.items()} == {key: key.encode() * 1000 for key in "abc"}
     postbox.close()
 
 
+def test_what_has_come_is_returned_once_nothing_more_comes(mailbox: Mailbox) -> None:
+    delivery, late = mailbox.expect(["here", "late", "never"]), mailbox.expect(["late-too"])
+    postbox = Postbox(mailbox.address)
+    postbox.post("here", b"1")
+
+    def post_later() -> None:
+        time.sleep(0.3)
+        postbox.post_each(lambda: [(["late", "late-too"], b"2")])
+
+    thread = threading.Thread(target=post_later)
+    thread.start()
+    # Patience is for the next message, not for all of them.
+    assert sorted(delivery.wait(0.5)) == ["here", "late"]
+    assert late.wait(10)["late-too"] is delivery.found["late"]
+    thread.join()
+    postbox.close()
+
+
+def test_whoever_expects_nothing_need_not_wait(mailbox: Mailbox) -> None:
+    assert mailbox.expect([]).wait(10) == {}
+
+
 def test_one_message_reaches_several_and_is_read_once(mailbox: Mailbox) -> None:
-    futures = [mailbox.expect(key) for key in ("a", "b")]
+    deliveries = {key: mailbox.expect([key]) for key in ("a", "b")}
     postbox = Postbox(mailbox.address)
     postbox.post_each(lambda: [(["a", "gone", "b"], b"both")])
-    messages = [future.result(10) for future in futures]
+    messages = [delivery.wait(10)[key] for key, delivery in deliveries.items()]
     assert messages[0] is messages[1]
     reads: list[bytes] = []
 
@@ -51,7 +74,7 @@ def test_one_message_reaches_several_and_is_read_once(mailbox: Mailbox) -> None:
 
 
 def test_another_process_posts_and_ends_at_once(mailbox: Mailbox) -> None:
-    future = mailbox.expect("big")
+    delivery = mailbox.expect(["big"])
     script = f"""
         from nnsight_vllm._mailbox import Postbox
         postbox = Postbox({mailbox.address!r})
@@ -59,21 +82,21 @@ def test_another_process_posts_and_ends_at_once(mailbox: Mailbox) -> None:
         postbox.close()
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60)
-    assert len(future.result(10).data) == 5_000_000
+    assert len(delivery.wait(10)["big"].data) == 5_000_000
 
 
 def test_what_nobody_expects_is_dropped_and_said_so() -> None:
     dropped: list[bytes] = []
     mailbox = Mailbox(dropped.append)
-    kept, forgotten = mailbox.expect("kept"), mailbox.expect("forgotten")
+    kept, forgotten = mailbox.expect(["kept"]), mailbox.expect(["forgotten"])
     mailbox.forget(["forgotten"])
     postbox = Postbox(mailbox.address)
     postbox.post("forgotten", b"1")
     postbox.post("never expected", b"2")
     postbox.post("kept", b"3")
-    assert kept.result(10).data == b"3"
+    assert kept.wait(10)["kept"].data == b"3"
     assert dropped == [b"1", b"2"]
-    assert forgotten.cancelled()
+    assert forgotten.complete.cancelled()
     postbox.close()
     mailbox.close()
 
@@ -82,10 +105,10 @@ def test_closing_cancels_what_is_expected_and_leaves_no_file_or_thread() -> None
     mailbox = Mailbox()
     folder = Path(mailbox.address.removeprefix("ipc://")).parent
     assert folder.stat().st_mode & 0o077 == 0
-    future = mailbox.expect("late")
+    delivery = mailbox.expect(["late"])
     before = len(os.listdir("/proc/self/fd"))
     mailbox.close()
-    assert future.cancelled()
+    assert delivery.complete.cancelled()
     assert not folder.exists()
     assert not Postbox(mailbox.address).reachable
     assert len(os.listdir("/proc/self/fd")) < before
@@ -93,7 +116,8 @@ def test_closing_cancels_what_is_expected_and_leaves_no_file_or_thread() -> None
 
 
 def test_when_the_senders_are_gone_everything_expected_fails(mailbox: Mailbox) -> None:
-    future = mailbox.expect("lost")
+    deliveries = [mailbox.expect(["lost", "too"]), mailbox.expect(["lost as well"])]
     mailbox.fail(RuntimeError("the worker is gone"))
-    with pytest.raises(RuntimeError, match="gone"):
-        future.result(1)
+    for delivery in deliveries:
+        with pytest.raises(RuntimeError, match="gone"):
+            delivery.wait(1)

@@ -179,3 +179,45 @@ def test_values_that_vllm_refuses_are_refused_before_anything_runs(engine: Any) 
         engine.trace(PROMPT, n=0)
     with pytest.raises(InvalidRequestError, match="greedy"):
         engine.trace(PROMPT, n=2, temperature=0.0)
+
+
+def test_invokes_with_the_same_keywords_share_nothing_that_one_of_them_changes(engine: Any) -> None:
+    keywords = {"temperature": 0.9, "max_tokens": 4, "ignore_eos": True}
+    seeds = [1, 1, 2, 1]
+    with engine.trace(**keywords) as tracer:
+        results = list().save()
+        for seed in seeds:
+            with tracer.invoke(PROMPT, seed=seed):
+                results.append(tracer.result)
+    said_by = [list(result.outputs[0].token_ids) for result in results]
+    first, second = (list(engine.generate(PROMPT, seed=seed, **keywords).outputs[0].token_ids) for seed in (1, 2))
+    assert said_by == [first, first, second, first]
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"seed": True},
+        {"max_tokens": 3.0},
+        {"min_tokens": 1.5},
+        {"ignore_eos": 1},
+        {"detokenize": "no"},
+        {"priority": "high"},
+        {"lora_request": "french"},
+        {"extra_args": {"mine": object()}},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_a_value_that_the_engine_could_not_read_is_refused_in_the_callers_process(engine: Any, wrong: Any) -> None:
+    # vLLM logs it, drops the request, and lets its caller wait forever.
+    engine.generate(PROMPT, max_tokens=1)
+    ((name, value),) = wrong.items()
+    shown = "" if name == "extra_args" else re.escape(f"{name}={value!r}")
+    with pytest.raises(InvalidRequestError, match=f"vLLM refuses .*{shown}"):
+        engine.generate(PROMPT, **wrong)
+    with pytest.raises(InvalidRequestError, match=f"vLLM refuses .*{shown}"), engine.trace(PROMPT, **wrong):
+        engine.logits.save()
+    with engine.trace(PROMPT, max_tokens=1):
+        logits = engine.logits.save()
+    assert logits.shape[0] == 1

@@ -19,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -70,6 +71,50 @@ class Message:
             return found
 
 
+class Delivery:
+    """What somebody expects for requests of theirs: one thing to wait for, however many they are.
+
+    Attributes:
+        found: The messages that have come, by key.
+        complete: Done with `found` once all have.
+    """
+
+    def __init__(self, num_keys: int) -> None:
+        """Expect so many messages."""
+        self.found: dict[str, Message] = {}
+        self.complete: Future[dict[str, Message]] = Future()
+        self._num_keys = num_keys
+        if not num_keys:
+            self.complete.set_result(self.found)
+
+    def take(self, key: str, message: Message) -> bool:
+        """Take in a message, and tell whether anybody still wants it."""
+        if self.complete.cancelled():
+            return False
+        self.found[key] = message
+        if len(self.found) == self._num_keys and self.complete.set_running_or_notify_cancel():
+            self.complete.set_result(self.found)
+        return True
+
+    def fail(self, error: BaseException) -> None:
+        """Tell whoever waits that no more will come."""
+        if not self.complete.done() and self.complete.set_running_or_notify_cancel():
+            self.complete.set_exception(error)
+
+    def wait(self, patience_s: float) -> dict[str, Message]:
+        """Return the messages once all are here, or none has come for so long.
+
+        Raises:
+            Exception: What was told to whoever waits.
+        """
+        before = -1
+        while len(self.found) > before:
+            before = len(self.found)
+            with contextlib.suppress(FutureTimeoutError):
+                return self.complete.result(patience_s)
+        return self.found.copy()
+
+
 def news_key(key: str) -> str:
     """Return what messages are posted under that tell of a request under way."""
     return f"+{key}"
@@ -94,7 +139,7 @@ class Mailbox:
         _opened[self.address] = os.getpid()
         self._dropped = dropped
         self._lock = threading.Lock()
-        self._expected: dict[bytes, Future[Message]] = {}
+        self._expected: dict[bytes, Delivery] = {}
         self._listening: dict[bytes, deque[Message]] = {}
         self._announced: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._context = zmq.Context()
@@ -104,12 +149,12 @@ class Mailbox:
         self._thread = threading.Thread(target=self._receive, name="nnsight-mailbox", daemon=True)
         self._thread.start()
 
-    def expect(self, key: str) -> Future[Message]:
-        """Return the future of a message; to be called before anything can post it."""
-        future: Future[Message] = Future()
+    def expect(self, keys: Sequence[str]) -> Delivery:
+        """Expect a message for each key; to be called before anything can post one."""
+        delivery = Delivery(len(keys))
         with self._lock:
-            self._expected[key.encode()] = future
-        return future
+            self._expected.update({key.encode(): delivery for key in keys})
+        return delivery
 
     def listen(self, key: str) -> deque[Message]:
         """Return where messages are put that tell of a request under way, as they come; `forget` ends it."""
@@ -128,21 +173,18 @@ class Mailbox:
         return found
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Expect messages no longer."""
+        """Expect messages no longer; whoever waits for one of them is not told of the others either."""
         with self._lock:
             for key in keys:
                 self._listening.pop(news_key(key).encode(), None)
-                future = self._expected.pop(key.encode(), None)
-                if future is not None:
-                    future.cancel()
+                delivery = self._expected.pop(key.encode(), None)
+                if delivery is not None:
+                    delivery.complete.cancel()
 
     def fail(self, error: BaseException) -> None:
         """Let everything that is expected fail, since its senders are gone."""
-        with self._lock:
-            expected, self._expected = list(self._expected.values()), {}
-        for future in expected:
-            if future.set_running_or_notify_cancel():
-                future.set_exception(error)
+        for delivery in self._give_up():
+            delivery.fail(error)
 
     def close(self) -> None:
         """Close the mailbox, and let what is still expected be cancelled."""
@@ -152,13 +194,17 @@ class Mailbox:
                 sender.connect(self.address)
                 sender.send_multipart([_STOP, _STOP])
             self._thread.join()
-        with self._lock:
-            expected, self._expected = list(self._expected.values()), {}
-        for future in expected:
-            future.cancel()
+        for delivery in self._give_up():
+            delivery.complete.cancel()
         self._context.destroy(linger=0)
         _opened.pop(self.address, None)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _give_up(self) -> set[Delivery]:
+        """Expect nothing more, and return what was expected."""
+        with self._lock:
+            expected, self._expected = set(self._expected.values()), {}
+        return expected
 
     def _receive(self) -> None:
         with contextlib.closing(self._socket):
@@ -174,16 +220,14 @@ class Mailbox:
     def _hand_out(self, keys: Iterable[bytes], message: Message) -> None:
         wanted = False
         with self._lock:
-            found = [self._expected.pop(key, None) for key in keys]
             for key in keys:
+                delivery = self._expected.pop(key, None)
+                if delivery is not None and delivery.take(key.decode(), message):
+                    wanted = True
                 heard = self._listening.get(key)
                 if heard is not None:
                     heard.append(message)
                     wanted = True
-        for future in found:
-            if future is not None and future.set_running_or_notify_cancel():
-                future.set_result(message)
-                wanted = True
         if not wanted:
             self._dropped(message.data)
 

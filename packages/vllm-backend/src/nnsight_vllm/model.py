@@ -17,7 +17,7 @@ from nnsight.plugins import find_engine, load_object
 from nnsight_vllm._client.guard import refuse_unguarded_script
 from nnsight_vllm._client.prepared import PreparedRequest
 from nnsight_vllm._client.prompts import token_prompt
-from nnsight_vllm._client.sampling import plain_names, split_keywords
+from nnsight_vllm._client.sampling import SharedParams, plain_names, split_keywords
 from nnsight_vllm._client.settings import Setting, chosen_runner, engine_settings
 from nnsight_vllm._client.stream import TraceStream, gather_outcomes, gather_outputs
 from nnsight_vllm._client.submission import Submission
@@ -97,6 +97,7 @@ class VLLM(TracedModel):
             {**engine_keywords, "step_budget": step_budget, "byte_budget": byte_budget}
         )
         self._engine: Any = None
+        self._shared_params = SharedParams()
         self._finalizer: Any = None
         self._meta_tokenizer: Any = None
         root = build_meta_tree(repo, self._keywords)
@@ -270,7 +271,7 @@ class VLLM(TracedModel):
         _refuse_server(kwargs)
         kwargs = dict(kwargs)
         streams = self._streams_saves(kwargs.pop("stream_saves", False))
-        params, keywords = split_keywords(kwargs)
+        params, keywords = self._shared_params.split(kwargs)
         self.dispatch()
         return PreparedRequest(self._prompt(args[0]), params, keywords, streams)
 

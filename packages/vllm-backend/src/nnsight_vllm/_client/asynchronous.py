@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,7 +31,7 @@ _LOOK_S: Final = 0.5
 if TYPE_CHECKING:
     from nnsight._trace import Edit, Outcome
     from nnsight_vllm._client.submission import Submission
-    from nnsight_vllm._mailbox import Message
+    from nnsight_vllm._mailbox import Delivery, Message
 
 
 class AsyncEngine(RunningEngine):
@@ -111,7 +110,7 @@ class AsyncEngine(RunningEngine):
         that is closed early ends its request, and nothing of it is left in the engine.
         """
         keys = submission.sequence_keys
-        posted = {key: self.mailbox.expect(key) for key in keys} if self.posts else {}
+        posted = self.mailbox.expect(keys) if self.posts else None
         heard = {key: self.mailbox.listen(key) for key in keys if submission.streams}
         arrived = False
         try:
@@ -136,17 +135,14 @@ class AsyncEngine(RunningEngine):
             if not arrived and self.llm is not None:
                 await self._discard(keys)
 
-    async def _receive(
-        self, keys: Sequence[str], result: Any, posted: Mapping[str, Future[Message]]
-    ) -> dict[str, Message]:
+    async def _receive(self, keys: Sequence[str], result: Any, posted: Delivery | None) -> dict[str, Message]:
         """Receive what became of each sequence, giving the finished output to those blocks that wait for it."""
         found: dict[str, Message] = {}
-        for key, future in posted.items():
-            try:
-                posting: asyncio.Future[Message] = asyncio.wrap_future(future)
-                found[key] = await asyncio.wait_for(posting, PATIENCE_S)
-            except TimeoutError:
-                self.mailbox.forget([key])
+        if posted is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.wrap_future(posted.complete), PATIENCE_S)
+            found |= posted.found
+            self.mailbox.forget([key for key in keys if key not in found])
         found |= await self._collect({key: None for key in keys if key not in found})
         waiting = [key for key, message in found.items() if message.data == WAITS_FOR_RESULT]
         return found | await self._collect(dict.fromkeys(waiting, result))

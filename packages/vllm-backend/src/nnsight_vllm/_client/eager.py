@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -29,7 +26,7 @@ from nnsight_vllm.compat import public
 
 if TYPE_CHECKING:
     from nnsight._trace import Edit, Outcome, Request
-    from nnsight_vllm._mailbox import Message
+    from nnsight_vllm._mailbox import Delivery, Message
 
 
 class EagerEngine(RunningEngine):
@@ -66,7 +63,7 @@ class EagerEngine(RunningEngine):
         """Run requests to their ends, and bring home what their blocks saved."""
         self.refuse_dead()
         keys = [key for each in submissions for key in each.sequence_keys]
-        posted = {key: self.mailbox.expect(key) for key in keys} if self.posts else {}
+        posted = self.mailbox.expect(keys) if self.posts else None
         with self._lock:
             try:
                 results = self._generate(
@@ -111,15 +108,12 @@ class EagerEngine(RunningEngine):
             raise
 
     def _bring_home(
-        self, submissions: Sequence[Submission], results: Sequence[Any], posted: Mapping[str, Future[Message]]
+        self, submissions: Sequence[Submission], results: Sequence[Any], posted: Delivery | None
     ) -> list[Outcome]:
         pairs = list(zip(submissions, results, strict=True))
         by_key = {key: result for each, result in pairs for key in each.sequence_keys}
-        found: dict[str, Message] = {}
         try:
-            for key, future in posted.items():
-                with contextlib.suppress(FutureTimeoutError):
-                    found[key] = future.result(PATIENCE_S)
+            found: dict[str, Message] = {} if posted is None else posted.wait(PATIENCE_S)
             missing = [key for key in by_key if key not in found]
             self.mailbox.forget(missing)
             found |= self._collect(dict.fromkeys(missing))

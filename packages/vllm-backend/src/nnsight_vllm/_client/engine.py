@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import secrets
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -69,6 +71,8 @@ class RunningEngine:
         self.died: str | None = None
         self.edits: tuple[Edit, ...] = ()
         self._watch: DeathWatch | None = None
+        # Drawn once: a system call for each of a thousand requests is felt.
+        self._key_stem, self._key_numbers = secrets.token_hex(8), itertools.count()
         try:
             with _leading_to(self.mailbox):
                 self.llm = self._build(repo, keywords)
@@ -88,6 +92,10 @@ class RunningEngine:
     def _ask_workers(self) -> Sequence[bytes]:
         """Ask workers that cannot reach the mailbox what runs in them."""
         raise EngineError("workers on other hosts are reached by mode='sync' alone")
+
+    def new_key(self) -> str:
+        """Return an id of a request that no other request has, of this engine or another."""
+        return f"{self._key_stem}-{next(self._key_numbers)}"
 
     @property
     def shares_host(self) -> bool:

@@ -12,7 +12,7 @@ class PreparedRequest:
 
     Attributes:
         prompt: `{"prompt_token_ids": [...], ...}`.
-        params: Sampling parameters.
+        params: Sampling parameters, which other requests may share.
         keywords: Keywords of the request, such as `lora_request`.
         streams: Whether saves come home as they are made.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -83,7 +82,7 @@ class Submission:
         effects: Sequence[Effects],
         program: Mapping[str, Any],
     ) -> Submission:
-        key = secrets.token_hex(16)
+        key = engine.new_key()
         prompt, params, streams = dict(prepared.prompt), public.copy_of_params(prepared.params), prepared.streams
         beside = engine.edits if edits is None else edits
         all_effects = [*effects, *[edit.program.effects for edit in beside]]

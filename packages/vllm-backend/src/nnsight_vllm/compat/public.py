@@ -23,8 +23,42 @@ def sampling_names() -> frozenset[str]:
 
 
 def make_sampling_params(keywords: Mapping[str, Any]) -> Any:
-    """Make sampling parameters, checked by vLLM."""
-    return _sampling_params_class()(**keywords)
+    """Make sampling parameters, checked by vLLM.
+
+    Raises:
+        Exception: vLLM refuses a value.
+    """
+    params = _sampling_params_class()(**keywords)
+    refuse_unreadable("sampling_params", params)
+    return params
+
+
+def refuse_unreadable(name: str, value: Any) -> None:
+    """Refuse what the engine core could not read: it logs that, drops the request, and its caller waits forever.
+
+    Args:
+        name: `sampling_params`, or a keyword of `generate` beside it.
+        value: What is given for it; None is the default of each.
+
+    Raises:
+        msgspec.ValidationError: It is of another type than vLLM declares.
+        TypeError: It cannot be sent.
+
+    Source:
+        vLLM 0.27.1, v1/engine/core.py, EngineCoreProc.process_input_sockets
+    """
+    encoder, decoders = _travelling()
+    if value is not None:
+        decoders[name].decode(encoder.encode(value))
+
+
+@lru_cache(maxsize=1)
+def _travelling() -> tuple[Any, Mapping[str, Any]]:
+    from vllm.lora.request import LoRARequest
+    from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+    kinds = {"sampling_params": _sampling_params_class(), "lora_request": LoRARequest, "priority": int}
+    return MsgpackEncoder(), {name: MsgpackDecoder(kind) for name, kind in kinds.items()}
 
 
 @lru_cache(maxsize=1)

@@ -160,6 +160,10 @@ NAMES: tuple[Name, ...] = (
         "extra_args skip_reading_prefix_cache stop_token_ids ignore_eos all_stop_token_ids n output_kind skip_clone",
     ),
     Name("vllm.sampling_params:RequestOutputKind.DELTA"),
+    Name("vllm.lora.request:LoRARequest"),
+    Name("vllm.v1.serial_utils:MsgpackEncoder.encode", ("self", "obj")),
+    Name("vllm.v1.serial_utils:MsgpackDecoder.decode", ("self", "bufs")),
+    Name("vllm.v1.serial_utils:MsgpackDecoder", ("t",)),
     *_members("vllm.outputs:RequestOutput", "outputs finished"),
     *_members("vllm.outputs:CompletionOutput", "index text token_ids logprobs finish_reason"),
     Name("vllm.v1.engine.parallel_sampling:ParentRequest.get_child_info", ("index",)),
@@ -203,6 +207,7 @@ NAMES: tuple[Name, ...] = (
     # Workers
     *_members("vllm.v1.worker.worker_base:WorkerWrapperBase", "vllm_config worker"),
     *_members("vllm.v1.worker.gpu_worker:Worker", "model_runner rank"),
+    Name("vllm.v1.worker.worker_base:WorkerBase.compile_or_warm_up_model", ("self",)),
     # The scheduler
     Name(_SCHEDULER, ("vllm_config",)),
     Name(f"{_SCHEDULER}.update_from_output", ("self", "scheduler_output", "model_runner_output")),
