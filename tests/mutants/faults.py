@@ -66,7 +66,7 @@ FAULTS = (
     ),
     Fault(
         "error swallowed",
-        f"{CORE}/_interleave/run.py",
+        f"{CORE}/_interleave/turns.py",
         "ends that request, not the worker\n            self.error = error\n",
         "ends that request, not the worker\n            del error\n",
         (TORCH, "-k", "error"),

@@ -79,11 +79,10 @@ def test_programs_that_write_or_might_are_not(text: str) -> None:
     assert not summary(text, helper=lambda value: value, probe=object()).read_only
 
 
-def test_reads_writes_and_the_result_are_named_as_written() -> None:
+def test_reads_and_writes_are_named_as_written() -> None:
     found = summary("a = model[0].output\nmodel[1].input = a\nout = tracer.result.save()")
     assert found.reads == ("model[0].output",)
     assert found.writes == ("model[1].input",)
-    assert found.uses_result
 
 
 def test_ops_and_skips_are_named_as_written() -> None:

@@ -14,7 +14,7 @@ from nnsight._envoy.shared import RefusedMethod, changes_module, read_only
 from nnsight._envoy.sides import Sides
 from nnsight._envoy.source import Source
 from nnsight._interleave.location import SIDES, Location
-from nnsight._interleave.run import current_run
+from nnsight._interleave.turns import current_run
 from nnsight._source import forward_of
 from nnsight.errors import OutsideTraceError, UnknownLocationError, UnsupportedFeatureError
 

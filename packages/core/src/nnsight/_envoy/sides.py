@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from nnsight._interleave.run import current_run
+from nnsight._interleave.turns import current_run
 
 if TYPE_CHECKING:
     from nnsight._interleave.location import Location

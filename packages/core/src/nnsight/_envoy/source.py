@@ -9,7 +9,7 @@ from torch import nn
 from nnsight._envoy.sides import Sides
 from nnsight._interleave.location import SIDES, Location
 from nnsight._interleave.passage import unknown_op
-from nnsight._interleave.run import current_run
+from nnsight._interleave.turns import current_run
 from nnsight._source import (
     UNKNOWN,
     Op,

@@ -8,8 +8,9 @@ from nnsight._interleave.passage import Site
 from nnsight._interleave.pieces import Pieces
 from nnsight._interleave.receipt import Receipt
 from nnsight._interleave.replay import Replay, RowLog, replays
-from nnsight._interleave.run import BlockRun, current_run
+from nnsight._interleave.run import BlockRun
 from nnsight._interleave.scope import RowScope, Scope, WholeScope
+from nnsight._interleave.turns import current_run
 
 __all__ = [
     "BlockRun",

@@ -15,12 +15,13 @@ from torch import nn
 
 from nnsight._interleave.location import Location
 from nnsight._interleave.passage import Passage, Point, Site
-from nnsight._interleave.run import RESULT, BlockRun, executing_run
+from nnsight._interleave.turns import RESULT, executing_run
 from nnsight._interleave.visit import NOTHING
 
 if TYPE_CHECKING:
     from nnsight._interleave.ahead import ReadAhead
     from nnsight._interleave.recording import Recording
+    from nnsight._interleave.run import BlockRun
     from nnsight._interleave.scope import Scope
 
 

@@ -1,28 +1,20 @@
-"""One block that runs beside one request, as a greenlet.
-
-The block and the model take turns in one thread. The block runs until it needs a value that the model has not
-computed yet; then it waits, and the model runs on until it reaches that value.
-"""
+"""One block that runs beside one request: what it asks of the model, and what the model brings it."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Final
-
-from greenlet import getcurrent, greenlet
 
 from nnsight._interleave.late import LateEdits
 from nnsight._interleave.location import Location
 from nnsight._interleave.modes import BlockModes
-from nnsight._interleave.receipt import Receipt
 from nnsight._interleave.refusals import never_served, out_of_order, read_only
 from nnsight._interleave.scope import RowScope
 from nnsight._interleave.structure import map_tensors
+from nnsight._interleave.turns import RESULT, BlockClosed, StepWait, Turns
 from nnsight._interleave.visit import MISSING, Visit, asking_statement
-from nnsight.errors import BudgetExceededError, OutOfOrderError, OutsideTraceError, UnsupportedFeatureError
+from nnsight.errors import BudgetExceededError, OutOfOrderError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,7 +28,6 @@ if TYPE_CHECKING:
     from nnsight._interleave.visit import CallUnderWay
 
 UNSEEN: Final = object()
-RESULT: Final = Location("tracer.result", "value")
 
 # Copies are made ahead of a block in steps of so many rows at most: of longer ones all would be held at once.
 _MOST_ROWS: Final = 8
@@ -47,35 +38,11 @@ _FEWEST_VISITS: Final = 2
 _MAX_REFUSALS: Final = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class StepWait:
-    """The block waits for the beginning of a step of its request."""
-
-    step: int
-
-
-class StopBlock(BaseException):
-    """Ends a block from `tracer.stop()`; no error of the request."""
-
-
-class BlockClosed(BaseException):
-    """Ends a block whose request is gone."""
-
-
-class _BlockGreenlet(greenlet):
-    run_state: BlockRun
-
-
-class BlockRun:
+class BlockRun(Turns):
     """A block and everything that one request keeps for it.
 
     Attributes:
         step: The step that the request is in; -1 before its first.
-        wait: What the block waits for: a location, a step, the result, or None while it runs or when it is over.
-        finished: Whether the block is over.
-        error: What the block raised.
-        stopped: Whether the block ended itself with `tracer.stop()`.
-        receipt: What was served and changed.
         call_under_way: Gives the arguments of a module's call that is under way, by path.
         saves: Where the block's saves are marked.
         named: What the block saved, by variable; complete when it is over.
@@ -112,12 +79,8 @@ class BlockRun:
             inference: Inference mode that the block begins in.
             read_only: Whether the program promised to change nothing.
         """
+        super().__init__(body, BlockModes(grad=grad, inference=inference))
         self.step = -1
-        self.wait: Location | StepWait | None = None
-        self.finished = False
-        self.stopped = False
-        self.error: BaseException | None = None
-        self.receipt = Receipt()
         self.scope: Scope | None = None
         self.call_under_way: CallUnderWay = no_call
         self.result: object = MISSING
@@ -140,17 +103,11 @@ class BlockRun:
         self.plan_ahead: Callable[[], ReadAhead | None] | None = None
         self._ahead: ReadAhead | None = None
         self._num_served = 0
-        self._body = body
         self._read_only = read_only
-        self._modes = BlockModes(grad=grad, inference=inference)
-        self._greenlet: _BlockGreenlet | None = _BlockGreenlet(self._main)
-        self._greenlet.run_state = self
         self._writes_only = False
         self._was_read = False
         self._in_place: object = None
         self.looks_into: Callable[[str], bool] | None = None
-        self._visit: Visit | None = None
-        self._wanted: int | None = None
         self._asked: tuple[CodeType, int] | None = None
         # The source of a read-only program shows no edit, so there is no late one to warn of.
         self._late = None if read_only else LateEdits()
@@ -248,16 +205,6 @@ class BlockRun:
         if not writes:
             self._was_read = True
         return visit
-
-    def _park(self, wait: Location | StepWait) -> None:
-        turn = self._greenlet
-        if turn is None or getcurrent() is not turn:
-            raise OutsideTraceError(f"{wait} was asked for outside the block's own thread of execution")
-        self._modes.refuse_open_modes(wait)
-        self.wait = wait
-        parent = turn.parent
-        assert parent is not None
-        parent.switch()
 
     # What the backend calls ---------------------------------------------------------------------------------------
 
@@ -467,54 +414,6 @@ class BlockRun:
                 "only the block's own copy changed"
             )
 
-    # The turns ----------------------------------------------------------------------------------------------------
-
-    def _main(self) -> None:
-        try:
-            self._body(self)
-        except StopBlock:
-            self.stopped = True
-        except BlockClosed:
-            pass
-        except BaseException as error:  # noqa: BLE001 - SystemExit in a block ends that request, not the worker
-            self.error = error
-        finally:
-            self.finished = True
-            self.wait = None
-
-    def _switch(self, *, hand_out: bool = False, throw: BaseException | None = None) -> None:
-        turn = self._greenlet
-        assert turn is not None
-        if throw is not None and not turn:
-            # Thrown into a greenlet that never ran, an exception would not reach the block's own frame.
-            self.error = None if isinstance(throw, BlockClosed) else throw
-            self.finished = True
-            self.wait = None
-            self._greenlet = None
-            return
-        turn.parent = getcurrent()
-        self._modes.enter()
-        began = time.perf_counter()
-        try:
-            if hand_out:
-                try:
-                    assert self._visit is not None
-                    self._visit.hand_out(self._wanted)
-                except Exception as error:  # noqa: BLE001 - it must reach the block, never the model's forward
-                    throw = error.with_traceback(None)
-            self.wait = None
-            if throw is not None:
-                turn.throw(throw)
-            else:
-                turn.switch()
-        finally:
-            self._visit = None
-            self.receipt.seconds += time.perf_counter() - began
-            self._modes.leave()
-            if self.finished:
-                # The two would keep each other, and all that the block kept, until the garbage collector comes by.
-                self._greenlet = None
-
     def _charge(self, visit: Visit, budget: ByteBudget) -> None:
         try:
             for copy in visit.copies():
@@ -542,23 +441,3 @@ class BlockRun:
 
 def no_call(path: str) -> None:
     """Know of no call that is under way."""
-
-
-def executing_run() -> BlockRun | None:
-    """Return the run of the block that is executing, if any is."""
-    turn: Any = getcurrent()
-    return turn.run_state if type(turn) is _BlockGreenlet else None
-
-
-def current_run() -> BlockRun:
-    """Return the run of the block that is executing.
-
-    Raises:
-        OutsideTraceError: No block is executing here.
-    """
-    turn: Any = getcurrent()
-    if type(turn) is not _BlockGreenlet:
-        raise OutsideTraceError(
-            "values of the model exist only inside a block: write `with model.trace(prompt):` and read them there"
-        )
-    return turn.run_state

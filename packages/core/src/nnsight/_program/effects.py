@@ -40,7 +40,6 @@ class Effects:
         reads: Locations that the source names, as written.
         writes: Locations that the source assigns, changes in place or skips, as written.
         unknown: Why the program might change more than `writes` says; empty for a program that is understood.
-        uses_result: Whether the program asks for the finished output.
         looks_into: Last names of the modules whose `.source` the program may ask for, or `"*"` for any.
         row_local: Whether all that it does is to change every row of a prompt alike, by constants, at locations that
             are known beforehand: a prompt may be computed in several parts beside it.
@@ -53,7 +52,6 @@ class Effects:
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
-    uses_result: bool = False
     looks_into: tuple[str, ...] = ()
     row_local: bool = False
     every_row: bool = False
@@ -89,7 +87,6 @@ def summarize(statements: Sequence[ast.stmt], values: Mapping[str, object], name
         tuple(sorted(walker.reads)),
         tuple(sorted(walker.writes)),
         tuple(dict.fromkeys(walker.unknown)),
-        walker.uses_result,
         modules_looked_into(statements, values),
         uniform.row_local,
         uniform.every_row,
@@ -160,7 +157,6 @@ class _Walker(ast.NodeVisitor):
         self.reads: set[str] = set()
         self.writes: set[str] = set()
         self.unknown: list[str] = []
-        self.uses_result = False
         self._reached = Reached(frozenset(), self._may_lead_to_module, self._locations)
 
     def find_modules(self, statements: Sequence[ast.stmt]) -> None:
@@ -198,8 +194,6 @@ class _Walker(ast.NodeVisitor):
         elif name in KEPT_INSIDE or self._holds_modules(name):
             # It leads to modules and weights past the model.
             self._note(node, f"uses .{name}")
-        if name == "result":
-            self.uses_result = True
         if self._is_object(node.value):
             assert isinstance(node.value, ast.Name)
             if not harmless.attribute_is_data(self._values[node.value.id], name):

@@ -19,7 +19,7 @@ from nnsight._capture import SaveNames
 from nnsight._capture.items import READ_ITEM
 from nnsight._capture.saves import LOCALS, SAVE_AUGMENTED, SAVE_BOUND, SAVE_CALL, SAVE_METHOD, SAVE_RETURNED
 from nnsight._envoy import Envoy, read_item
-from nnsight._interleave.run import current_run
+from nnsight._interleave.turns import current_run
 from nnsight._program.pending import Pending
 from nnsight.errors import InvalidRequestError, OutsideTraceError
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from nnsight._envoy.selection import Module, selected_paths
 from nnsight._interleave.recording import Recording
-from nnsight._interleave.run import BlockRun, StopBlock, current_run
 from nnsight._interleave.steps import selected_steps
+from nnsight._interleave.turns import StopBlock, current_run
 from nnsight._trace.cache import Cache, converter
 from nnsight.errors import InvalidRequestError, OutsideTraceError, UnsupportedFeatureError
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from nnsight._envoy import ModelTree
+    from nnsight._interleave.run import BlockRun
 
 
 def in_block() -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nnsight._interleave.location import Location
-from nnsight._interleave.run import RESULT
+from nnsight._interleave.turns import RESULT
 from nnsight._interleave.visit import MISSING
 from nnsight._program.failures import keep_user_frames
 from nnsight._trace.edit import EditResult

@@ -306,7 +306,6 @@ def encode_program(program: Program) -> bytes:
             list(effects.reads),
             list(effects.writes),
             list(effects.unknown),
-            effects.uses_result,
             list(effects.looks_into),
             effects.row_local,
             effects.every_row,
@@ -343,12 +342,11 @@ def decode_program(
     _, source, parameters, returned, effects, values_data, exports, kept = header
     codecs = block_codecs(tree, handed=HandedCodec(device_of, opens=True), budget=budget)
     values: Any = decode(values_data, codecs=codecs, limits=TRUSTED, device_of=device_of)
-    reads, writes, unknown, uses_result, looked_into, row_local, every_row, places = effects
+    reads, writes, unknown, looked_into, row_local, every_row, places = effects
     summary = Effects(
         tuple(reads),
         tuple(writes),
         tuple(unknown),
-        uses_result,
         tuple(looked_into),
         row_local,
         every_row,
