@@ -143,3 +143,24 @@ def test_where_weights_and_hooks_are_kept_is_read_and_not_written(model: NNsight
         layer._parameters["weight"] = None
     with pytest.raises(UnknownLocationError, match="cannot be assigned"):
         layer.training = False
+
+
+def test_methods_that_lead_to_modules_lead_to_their_envoys(model: NNsight) -> None:
+    layers = [model.layers[0], model.layers[1]]
+    assert list(model.layers.children()) == layers
+    assert list(model.layers.modules()) == [model.layers, *layers]
+    assert list(model.layers.named_children()) == [("0", layers[0]), ("1", layers[1])]
+    named = dict(model.named_modules(prefix="net"))
+    assert named["net.layers.1"] is layers[1]
+    assert named["net"] is model.envoy
+    assert model.get_submodule("layers.1") is layers[1]
+    with pytest.raises(UnsupportedFeatureError, match=r"layers\.half\(\)"), model.trace(STATES):
+        for layer in model.layers.modules():
+            layer.half()
+    assert model.layers[0].weight.dtype == torch.float32
+    with model.trace(STATES):
+        outputs = list().save()
+        for name, layer in model.layers.named_children():
+            outputs.append((name, layer.output))
+    assert [name for name, _ in outputs] == ["0", "1"]
+    assert outputs[0][1].shape == (STATES.shape[0], model.layers[0].out_features)

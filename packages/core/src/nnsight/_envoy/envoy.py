@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
-from functools import reduce
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, cast, overload
 
 from torch import nn
 
 from nnsight._envoy.aliases import with_alias_lines
-from nnsight._envoy.shared import RefusedMethod, changes_module, read_only
+from nnsight._envoy.shared import RefusedMethod, changes_module, leads_to_modules, read_only
 from nnsight._envoy.sides import Sides
 from nnsight._envoy.source import Source
 from nnsight._interleave.location import SIDES, Location
@@ -29,8 +29,9 @@ class Envoy(Sides):
     the value; assigning one replaces it in the model. `envoy.skip(value)` puts a value in the place of the call, and
     `envoy.source` leads to the calls and assignments inside the module's forward. Layers of a known family have
     standard values besides, such as `layer.resid_post`. Everything else is looked up on the module: children come back
-    as envoys, other attributes as they are. Methods that change the module for every request, such as `half`, refuse to
-    be called. A child whose name an envoy has itself (such as `output`) is reached with `model.get("path.to.output")`.
+    as envoys, from `children()` and the like too, other attributes as they are. Methods that change the module for
+    every request, such as `half`, refuse to be called. A child whose name an envoy has itself (such as `output`) is
+    reached with `model.get("path.to.output")`.
     """
 
     __slots__ = ("_checked", "_children", "_locations", "_module", "_path", "_source", "_standard", "_tree")
@@ -156,7 +157,11 @@ class Envoy(Sides):
         except AttributeError:
             pass
         else:
-            return RefusedMethod(self._path, name) if changes_module(module, name) else self._standing_in(name, found)
+            if changes_module(module, name):
+                return RefusedMethod(self._path, name)
+            if leads_to_modules(module, name):
+                return partial(self._led_to, name, found)
+            return self._standing_in(name, found)
         location = self._standard_location(name)
         if location is not None:
             return current_run().read(location)
@@ -169,6 +174,21 @@ class Envoy(Sides):
         """Return an attribute of the module as a block may have it: a module of the tree as its envoy."""
         path = self._tree.path_below(found, self._path) if isinstance(found, nn.Module) else None
         return read_only(name, found) if path is None else self._tree.envoy(path)
+
+    def _led_to(self, name: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> object:
+        """Call a method that hands out modules, and hand out their envoys: one, all, or all with their names."""
+        found = method(*args, **kwargs)
+        if isinstance(found, nn.Module):
+            return self._standing_in_below(name, found)
+        return (
+            (each[0], self._standing_in_below(name, each[1]))
+            if isinstance(each, tuple)
+            else self._standing_in_below(name, each)
+            for each in found
+        )
+
+    def _standing_in_below(self, name: str, module: nn.Module) -> object:
+        return self if module is self._module else self._standing_in(name, module)
 
     def _standard_location(self, name: str) -> Location | None:
         location = self._standard.get(name)

@@ -1,4 +1,4 @@
-"""Methods that change a module for every request, which are refused by name."""
+"""Methods of a module: those that change it for every request are refused by name, others lead to modules below it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ _TELLING: Final = frozenset(
     "buffers children extra_repr forward get_buffer get_extra_state get_parameter get_submodule modules named_buffers "
     "named_children named_modules named_parameters parameters state_dict _get_name _named_members".split()
 )
+# Those of them that lead to modules.
+LEADING: Final = frozenset("children get_submodule modules named_children named_modules".split())
 CHANGING: Final = frozenset(
     name
     for name in dir(nn.Module)
@@ -65,6 +67,11 @@ def changes_module(module: nn.Module, name: str) -> bool:
         home = next((kind for kind in type(module).__mro__ if name in vars(kind)), None)
         return home is not None and home.__module__ == container.__name__
     return False
+
+
+def leads_to_modules(module: nn.Module, name: str) -> bool:
+    """Tell whether an attribute of a module is the method of `nn.Module` that hands out modules below it."""
+    return name in LEADING and getattr(type(module), name) is getattr(nn.Module, name)
 
 
 def read_only(name: str, found: object) -> object:
