@@ -226,6 +226,13 @@ FAULTS = (
         ("packages/core/tests/interleave/test_ahead.py",),
     ),
     Fault(
+        "change of a copy not looked for where a turn goes on",
+        f"{CORE}/_interleave/run.py",
+        "                if not visit.is_untouched():\n                    visit.land(read_only=self._read_only)\n",
+        "",
+        ("packages/core/tests/interleave/test_ahead.py",),
+    ),
+    Fault(
         "value read ahead by reference",
         f"{CORE}/_interleave/ahead.py",
         "                    [map_tensors(item, scope.take) if index in items else None",

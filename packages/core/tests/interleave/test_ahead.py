@@ -249,27 +249,57 @@ def test_nothing_is_copied_ahead_of_other_blocks(text: str) -> None:
     assert run.named["kept"]
 
 
-def test_a_block_that_was_promised_to_change_nothing_is_held_to_it() -> None:
-    run, _ = _promised(READS["every layer"].replace("kept.append(layer.output[0])", "change(layer.output[0])"))
-    assert isinstance(run.error, ReadOnlyError)
+PROMISED = {
+    "and fails": """
+    for _ in tracer.iter[:]:
+        for layer in layers:
+            change(layer.output[0])
+""",
+    "and goes on after each refusal": """
+    for _ in tracer.iter[:]:
+        for layer in layers:
+            try:
+                kept.append(change(layer.output[0]).sum())
+            except Exception as error:
+                kept.append(str(error))
+""",
+    "and ends its request": """
+    for step in tracer.iter[:]:
+        for layer in layers:
+            kept.append(change(layer.output[0]).sum())
+            if step == 3:
+                tracer.stop()
+""",
+}
 
 
-def _promised(text: str) -> tuple[BlockRun, int]:
+@pytest.mark.parametrize("text", PROMISED.values(), ids=PROMISED)
+def test_a_block_that_was_promised_to_change_nothing_is_held_to_it(text: str) -> None:
+    beside, behind = (_promised(text, ahead=ahead) for ahead in (False, True))
+    kept: Any = behind.named["kept"]
+    assert isinstance(behind.error, ReadOnlyError) or any(isinstance(each, str) for each in kept)
+    assert (type(behind.error), str(behind.error)) == (type(beside.error), str(beside.error))
+    assert _same(kept, beside.named["kept"])
+    assert _account(behind) == _account(beside)
+
+
+def _promised(text: str, *, ahead: bool) -> BlockRun:
     root = Model()
     tree = ModelTree(root)
     layers = list(tree.envoy().layers)
-    lines = "".join(f"{line.removeprefix('    ')}\n" for line in text.strip("\n").split("\n"))
-    source = BlockSource("<test block>", 1, f"with _:\n{lines}", 0, "block")
+    source = BlockSource("<test block>", 1, f"with _:\n    kept = list().save()\n{text.lstrip(chr(10))}", 0, "block")
     calls = []
 
-    def change(value: torch.Tensor) -> None:
+    def change(value: torch.Tensor) -> torch.Tensor:
         calls.append(1)
-        if len(calls) > 10:
+        if len(calls) % 11 == 10:
             value.zero_()
+        return value
 
     program = _promising(Program.from_values(source, {"layers": layers, "tracer": BlockTracer(), "change": change}))
     run = program.start(program.values, grad=False, read_only=True)
-    run.plan_ahead = lambda: ReadAhead({f"layers.{index}": frozenset({0}) for index in range(4)})
+    if ahead:
+        run.plan_ahead = lambda: ReadAhead({f"layers.{index}": frozenset({0}) for index in range(4)})
     hub, times = Interleaver(tree), 0
     with torch.inference_mode():
         for step in range(STEPS):
@@ -277,8 +307,19 @@ def _promised(text: str) -> tuple[BlockRun, int]:
             times += len(hub._behind)
             root(torch.ones(1, 4))
             hub.end_step()
-    assert times
-    return run, times
+    run.end()
+    run.close()
+    assert bool(times) is ahead
+    return run
+
+
+def test_a_turn_goes_on_through_all_that_was_copied_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    switches = []
+    switch = BlockRun._switch
+    monkeypatch.setattr(BlockRun, "_switch", lambda run, **how: (switches.append(run.step), switch(run, **how))[1])
+    _run(READS["every layer"], ahead=True)
+    # The prompt is read beside the model, a turn for each value; a later step has one turn for all, after its first.
+    assert [switches.count(step) for step in range(STEPS)] == [5, 2, 2, 2, 2, 3]
 
 
 def test_a_value_that_is_refused_is_an_error_only_of_a_block_that_asks_for_it() -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Final
 
+from greenlet import getcurrent
+
 from nnsight._interleave.late import LateEdits
 from nnsight._interleave.location import Location
 from nnsight._interleave.modes import BlockModes
@@ -102,6 +104,7 @@ class BlockRun(Turns):
         self.by_row = False
         self.plan_ahead: Callable[[], ReadAhead | None] | None = None
         self._ahead: ReadAhead | None = None
+        self._catching_up: tuple[ReadAhead, Scope] | None = None
         self._num_served = 0
         self._read_only = read_only
         self._writes_only = False
@@ -195,7 +198,8 @@ class BlockRun(Turns):
         if visit is None or visit.location.place is not location.place or again:
             self._asked = asking_statement(2)
             self._wanted, self._writes_only = wanted, writes
-            self._park(location)
+            if self._catching_up is None or not self._take_kept(location, self._catching_up):
+                self._park(location)
             visit = self._visit
             assert visit is not None
         elif location not in visit.locations:
@@ -234,12 +238,7 @@ class BlockRun(Turns):
         """
         location = self.wait
         assert type(location) is Location
-        visits = self.receipt.visits
-        where = location.name
-        visits[where] = visits.get(where, 0) + 1
-        self._last = location
-        self._was_read = False
-        self._num_served += 1
+        self._arrive_at(location)
         if self.pieces is not None:
             try:
                 scope = self.pieces.joined(location, live, scope)
@@ -248,6 +247,12 @@ class BlockRun(Turns):
                 return live
         visit = self._visit = Visit(location, live, scope, self._asked, self.call_under_way, self.log)
         self._switch(hand_out=not self._writes_only)
+        last, self._left = self._left, None
+        if self._catching_up is not None:
+            # It may have gone on to others in the same turn, and has left all but the last.
+            if last is None:
+                return live
+            visit = last
         if self.budget is not None and self.budget.bytes is not None:
             self._charge(visit, self.budget.bytes)
         late = self._late
@@ -329,12 +334,54 @@ class BlockRun(Turns):
         scope = ahead.kept_scope()
         if ahead.error is not None:
             self.fail(ahead.error)
-        while type(self.wait) is Location and self.wait is not RESULT:
-            kept = ahead.next_of(self.wait)
-            if kept is MISSING:
-                break
-            self.serve(kept, scope)
-        ahead.end()
+        # Of others than read-only programs, late edits are looked for at each turn.
+        self._catching_up = (ahead, scope) if self._late is None else None
+        try:
+            while type(self.wait) is Location and self.wait is not RESULT:
+                kept = ahead.next_of(self.wait)
+                if kept is MISSING:
+                    break
+                self.serve(kept, scope)
+        finally:
+            self._catching_up = None
+            ahead.end()
+
+    def _take_kept(self, location: Location, catching_up: tuple[ReadAhead, Scope]) -> bool:
+        """Go on to what was copied ahead without giving up the turn; return whether there was such a value.
+
+        Raises:
+            Exception: What was wrong with the visit that the block leaves, as it is raised where the block waits.
+        """
+        if getcurrent() is not self._greenlet:
+            return False
+        self._modes.refuse_open_modes(location)
+        visit, self._visit = self._visit, None
+        if visit is not None:
+            try:
+                if self.budget is not None and self.budget.bytes is not None:
+                    self._charge_copies(visit, self.budget.bytes)
+                if not visit.is_untouched():
+                    visit.land(read_only=self._read_only)
+            except Exception:
+                self.receipt.note_untouched(location.name)
+                raise
+        ahead, scope = catching_up
+        kept = ahead.next_of(location)
+        if kept is MISSING:
+            return False
+        self._arrive_at(location)
+        self._visit = visit = Visit(location, kept, scope, self._asked, self.call_under_way, self.log)
+        if not self._writes_only:
+            visit.hand_out(self._wanted)
+        return True
+
+    def _arrive_at(self, location: Location) -> None:
+        visits = self.receipt.visits
+        where = location.name
+        visits[where] = visits.get(where, 0) + 1
+        self._last = location
+        self._was_read = False
+        self._num_served += 1
 
     def end_step(self) -> None:
         """Refuse what the block still waits for in the step that is over."""
@@ -416,11 +463,14 @@ class BlockRun(Turns):
 
     def _charge(self, visit: Visit, budget: ByteBudget) -> None:
         try:
-            for copy in visit.copies():
-                budget.note(copy)
-            budget.refuse_overrun()
+            self._charge_copies(visit, budget)
         except BudgetExceededError as error:
             self.fail(error)
+
+    def _charge_copies(self, visit: Visit, budget: ByteBudget) -> None:
+        for copy in visit.copies():
+            budget.note(copy)
+        budget.refuse_overrun()
 
     def _count_step(self, scope: Scope | None) -> None:
         receipt = self.receipt

@@ -72,6 +72,7 @@ class Turns:
         self._greenlet: _BlockGreenlet | None = _BlockGreenlet(self._main)
         self._greenlet.run_state = self  # type: ignore[assignment]
         self._visit: Visit | None = None
+        self._left: Visit | None = None
         self._wanted: int | None = None
 
     def _park(self, wait: Location | StepWait) -> None:
@@ -123,7 +124,7 @@ class Turns:
             else:
                 turn.switch()
         finally:
-            self._visit = None
+            self._left, self._visit = self._visit, None
             self.receipt.seconds += time.perf_counter() - began
             self._modes.leave()
             if self.finished:
