@@ -161,6 +161,7 @@ NAMES: tuple[Name, ...] = (
     ),
     Name("vllm.sampling_params:RequestOutputKind.DELTA"),
     Name("vllm.lora.request:LoRARequest"),
+    Name("vllm.v1.serial_utils:MsgpackEncoder"),
     Name("vllm.v1.serial_utils:MsgpackEncoder.encode", ("self", "obj")),
     Name("vllm.v1.serial_utils:MsgpackDecoder.decode", ("self", "bufs")),
     Name("vllm.v1.serial_utils:MsgpackDecoder", ("t",)),
