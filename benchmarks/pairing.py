@@ -32,9 +32,7 @@ class Interval:
 
 def interval(values: Sequence[float]) -> Interval:
     """Return the median of values with its 95 % interval."""
-    generator = random.Random(0)
-    medians = sorted(statistics.median(generator.choices(values, k=len(values))) for _ in range(_RESAMPLES))
-    return Interval(statistics.median(values), medians[int(0.025 * _RESAMPLES)], medians[int(0.975 * _RESAMPLES) - 1])
+    return _bootstrap(statistics.median, values)
 
 
 def quartile_ratio(base: Sequence[float], other: Sequence[float]) -> Interval:
@@ -46,11 +44,14 @@ def quartile_ratio(base: Sequence[float], other: Sequence[float]) -> Interval:
     def ratio(one: Sequence[float], two: Sequence[float]) -> float:
         return _lower_quartile(one) / _lower_quartile(two)
 
+    return _bootstrap(ratio, base, other)
+
+
+def _bootstrap(figure: Callable[..., float], *samples: Sequence[float]) -> Interval:
+    """Return a figure of samples, with its interval from samples drawn anew from each."""
     generator = random.Random(0)
-    ratios = sorted(
-        ratio(generator.choices(base, k=len(base)), generator.choices(other, k=len(other))) for _ in range(_RESAMPLES)
-    )
-    return Interval(ratio(base, other), ratios[int(0.025 * _RESAMPLES)], ratios[int(0.975 * _RESAMPLES) - 1])
+    drawn = sorted(figure(*[generator.choices(values, k=len(values)) for values in samples]) for _ in range(_RESAMPLES))
+    return Interval(figure(*samples), drawn[int(0.025 * _RESAMPLES)], drawn[int(0.975 * _RESAMPLES) - 1])
 
 
 def _lower_quartile(values: Sequence[float]) -> float:

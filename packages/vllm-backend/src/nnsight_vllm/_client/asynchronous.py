@@ -139,9 +139,12 @@ class AsyncEngine(RunningEngine):
         """Receive what became of each sequence, giving the finished output to those blocks that wait for it."""
         found: dict[str, Message] = {}
         if posted is not None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.wrap_future(posted.complete), PATIENCE_S)
-            found |= posted.found
+            arriving, before = asyncio.wrap_future(posted.complete), -1
+            # As `Delivery.wait` does: patience is for the next message, not for those of all sequences.
+            while not arriving.done() and len(posted.found) > before:
+                before = len(posted.found)
+                await asyncio.wait({arriving}, timeout=PATIENCE_S)
+            found |= arriving.result() if arriving.done() else posted.found
             self.mailbox.forget([key for key in keys if key not in found])
         found |= await self._collect({key: None for key in keys if key not in found})
         waiting = [key for key, message in found.items() if message.data == WAITS_FOR_RESULT]
