@@ -130,6 +130,7 @@ def test_the_module_for_backends_exports_what_is_public_and_nothing_else() -> No
         "encode_program",
         "finish_run",
         "join_sequences",
+        "module_of",
     ]
     bound = {name for name in vars(nnsight.backends) if not name.startswith("_")} - {"annotations"}
     assert bound == set(nnsight.backends.__all__)

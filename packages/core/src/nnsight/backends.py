@@ -12,7 +12,7 @@ This module, `nnsight.hookspecs`, `nnsight.events`, `nnsight.errors` and `nnsigh
 
 from __future__ import annotations
 
-from nnsight._envoy import ModelTree
+from nnsight._envoy import ModelTree, module_of
 from nnsight._interleave import BlockRun, Budget, Interleaver, Receipt, RowScope, Scope, WholeScope
 from nnsight._program import Program
 from nnsight._trace import Edit, EditResult, Outcome, Request, RequestBlocks, TracedModel, join_sequences
@@ -41,4 +41,5 @@ __all__ = [
     "encode_program",
     "finish_run",
     "join_sequences",
+    "module_of",
 ]

@@ -37,14 +37,15 @@ def locations(
     verbose: Verbose = False,
 ) -> None:
     """List the places of a model that a block can read and change. Starts no engine and needs no weights."""
+    from nnsight.backends import module_of
     from nnsight.events import RootModule
     from nnsight.plugins import load_backend, plugin_manager
 
     with quiet_engine(verbose=verbose, for_programs=as_json) as terminal:
         with terminal.step("importing vLLM and building the module tree", "module tree built"):
-            envoy = load_backend("vllm")(model).envoy
-            named = dict(envoy.named_modules(remove_duplicate=False))
-            family = plugin_manager().hook.resolve_standard_names(root=RootModule(named[""]))
+            root = module_of(load_backend("vllm")(model).envoy)
+            named = dict(root.named_modules(remove_duplicate=False))
+            family = plugin_manager().hook.resolve_standard_names(root=RootModule(root))
         kinds = {path: type(module).__name__ for path, module in named.items()}
         modules = [(path, kind) for path, kind in kinds.items() if kind not in _CONTAINERS]
         lines = listing(modules, pattern=pattern, fold=not unfolded)

@@ -290,7 +290,7 @@ def path_of(envoy: Envoy) -> str:
 
 
 def module_of(envoy: Envoy) -> nn.Module:
-    """Return the module that an envoy stands for."""
+    """Return the module that an envoy stands for, of which the methods and the class are its own."""
     return envoy._module
 
 
