@@ -107,15 +107,13 @@ def _costs(report: Report, long: Workloads, short: Workloads, options: argparse.
             workloads.look_at(1),
             workloads.look_at(layers),
             workloads.read(layers),
-            workloads.beside_another(0),
-            workloads.beside_another(layers),
         )
     ]
     seconds = measure_turns(things, options.rounds, time.thread_time if options.thread_time else time.perf_counter)
     steps = long.new_tokens - short.new_tokens
     # Microseconds that a step takes, one per round.
     half = len(seconds) // 2
-    untraced, empty, one, every, kept, undisturbed, beside = (
+    untraced, empty, one, every, kept = (
         [(after - before) / steps * 1e6 for before, after in zip(seconds[index], seconds[index + half], strict=True)]
         for index in range(half)
     )
@@ -124,7 +122,6 @@ def _costs(report: Report, long: Workloads, short: Workloads, options: argparse.
     report.add("read one layer, per step", _difference(untraced, one), "us")
     report.add(f"a read, per visit ({layers} layers)", _difference(one, every, layers - 1), "us", "<= 40")
     report.add("keeping what is read, per visit", _difference(every, kept, layers), "us")
-    report.add("a neighbour's wait, per visit", _difference(undisturbed, beside, layers), "us", "<= 20")
 
 
 def _difference(base: list[float], other: list[float], parts: int = 1) -> Interval:

@@ -88,24 +88,6 @@ class Workloads:
 
         return run
 
-    def beside_another(self, num_layers: int) -> Workload:
-        """Run a block that asks for nothing beside one that keeps the outputs of so many layers at every step."""
-        layers = [self.model.model.layers[index] for index in range(num_layers)]
-        steps = self.new_tokens
-
-        def run(number: int) -> None:
-            with self.model.trace(**self.keywords) as tracer:
-                with tracer.invoke(self.prompt(number * 1000)):
-                    pass
-                with tracer.invoke(self.prompt(number * 1000 + 1)):
-                    kept = list().save()
-                    for _ in tracer.iter[:steps]:
-                        for layer in layers:
-                            kept.append(layer.output[0])
-            assert len(kept) == steps * num_layers
-
-        return run
-
     def read_middle(self, number: int) -> object:
         """Read one layer in the middle at every step."""
         layer = self.model.model.layers[len(self.model.model.layers) // 2]

@@ -20,7 +20,7 @@ from nnsight_vllm._client.prompts import token_prompt
 from nnsight_vllm._client.sampling import SharedParams, plain_names, split_keywords
 from nnsight_vllm._client.settings import Setting, chosen_runner, engine_settings
 from nnsight_vllm._client.stream import TraceStream, gather_outcomes, gather_outputs
-from nnsight_vllm._client.submission import Submission
+from nnsight_vllm._client.submission import Submission, untraced
 from nnsight_vllm._worker.tree import VALUES
 from nnsight_vllm.compat.requests import attach
 from nnsight_vllm.compat.switch import DEFAULT_BUDGETS, SPARE
@@ -216,7 +216,7 @@ class VLLM(TracedModel):
         converted = [self._prompt(prompt) for prompt in (prompts if several else [prompts])]
         if self.edits if edits is None else edits:
             prepared = [PreparedRequest(each, params, request_keywords) for each in converted]
-            submissions = [Submission.untraced(each, self._engine, edits) for each in prepared]
+            submissions = untraced(self._engine, prepared, edits)
             if self._is_asynchronous:
                 return self._outputs_later(submissions, several=several)
             return _outputs_of(self._engine.submit(submissions), several=several)

@@ -41,6 +41,8 @@ class Budget:
         bytes: Counts what the block holds; None without a limit.
     """
 
+    __slots__ = ("bytes", "steps")
+
     def __init__(self, *, step_budget: int | None = None, byte_budget: int | None = None) -> None:
         """Limit a block.
 
@@ -131,6 +133,8 @@ class ByteBudget:
         limit: How many bytes it may hold.
         saved: Returns the values that the block has saved.
     """
+
+    __slots__ = ("_charged", "_copies", "_slack", "_until_pruned", "_until_sum", "limit", "saved")
 
     def __init__(self, limit: int) -> None:
         """Begin with nothing held."""

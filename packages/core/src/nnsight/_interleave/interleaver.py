@@ -159,6 +159,11 @@ class Interleaver:
             except Exception as error:  # noqa: BLE001 - as above
                 self._fail(run, error)
 
+    def awaits(self, name: str) -> bool:
+        """Tell whether a block waits for a value of its request, such as its logits, which the model has got to."""
+        self._catch_up()
+        return bool(self._values.get(name))
+
     def offer(self, name: str, live: object, scopes: Mapping[BlockRun, Scope]) -> object:
         """Serve a value of the request, such as its logits, to the blocks that wait for it.
 

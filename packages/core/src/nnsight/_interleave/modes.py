@@ -5,6 +5,8 @@ Modes belong to the thread, and both sides of a greenlet switch run in one threa
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 
 from nnsight.errors import UnsupportedFeatureError
@@ -18,6 +20,9 @@ def _other_modes() -> tuple[int, int, bool]:
     )
 
 
+_NONE: Final = (0, 0, False)
+
+
 class BlockModes:
     """The inference mode and grad mode that a block runs in, kept across its waits."""
 
@@ -29,7 +34,7 @@ class BlockModes:
         self.inference = inference
         self._guard: torch._C._InferenceMode | None = None
         self._model_grad = True
-        self._outside = _other_modes()
+        self._outside = _NONE
 
     def refuse_open_modes(self, wait: object) -> None:
         """Refuse to leave a block that has another mode of torch open, which the model would run under.

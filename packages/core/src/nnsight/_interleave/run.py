@@ -65,6 +65,41 @@ class BlockRun(Turns):
         plan_ahead: Tells which outputs can be copied ahead of the block, or that none can; None where nothing can be.
     """
 
+    __slots__ = (
+        "_ahead",
+        "_asked",
+        "_catching_up",
+        "_in_place",
+        "_last",
+        "_late",
+        "_num_served",
+        "_read_only",
+        "_was_read",
+        "_writes_only",
+        "budget",
+        "by_row",
+        "call_under_way",
+        "changes",
+        "ended",
+        "exports",
+        "log",
+        "looks_into",
+        "loop",
+        "named",
+        "num_armed",
+        "pieces",
+        "plan_ahead",
+        "rank",
+        "recordings",
+        "result",
+        "saves",
+        "scope",
+        "step",
+        "tier",
+        "tree",
+        "unnamed",
+    )
+
     def __init__(
         self,
         body: Callable[[BlockRun], object],

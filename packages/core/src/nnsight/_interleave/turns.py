@@ -55,6 +55,22 @@ class Turns:
         receipt: What was served and changed.
     """
 
+    # A sweep has very many of them at a time.
+    __slots__ = (
+        "__weakref__",
+        "_body",
+        "_greenlet",
+        "_left",
+        "_modes",
+        "_visit",
+        "_wanted",
+        "error",
+        "finished",
+        "receipt",
+        "stopped",
+        "wait",
+    )
+
     def __init__(self, body: Callable[[Any], object], modes: BlockModes) -> None:
         """Prepare a block, which has no turn before the first switch.
 

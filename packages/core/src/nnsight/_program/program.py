@@ -6,7 +6,6 @@ import ast
 import builtins
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -160,17 +159,10 @@ class Program:
         run = BlockRun(body, grad=grad, inference=inference, read_only=read_only)
         run.saves = saves_book
         if ahead and read_only and self.effects.places is not None:
-            run.plan_ahead = partial(self._plan_ahead, values)
+            run.plan_ahead = body.plan_ahead
         run.limit(budget, saves_book.values)
         run.looks_into = looks_into(self.effects.looks_into)
         return run
-
-    def _plan_ahead(self, values: Mapping[str, object]) -> ReadAhead | None:
-        try:
-            outputs = static_outputs(parse_block(self.source), values)
-        except Exception:  # noqa: BLE001 - a value that the model refuses is the block's error, if it ever asks for it
-            return None
-        return ReadAhead(outputs) if outputs else None
 
 
 class _Body:
@@ -183,6 +175,14 @@ class _Body:
         self._values = values
         self._book = book
         self._budget = budget
+
+    def plan_ahead(self) -> ReadAhead | None:
+        """Return what can be copied ahead of the block, if its source tells."""
+        try:
+            outputs = static_outputs(parse_block(self._program.source), self._values)
+        except Exception:  # noqa: BLE001 - a value that the model refuses is the block's error, if it ever asks for it
+            return None
+        return ReadAhead(outputs) if outputs else None
 
     def __call__(self, run: BlockRun) -> None:
         call_above_unwinding(self._run, run)

@@ -128,7 +128,7 @@ class SaveBook:
             for name, value in self._names.items()
         }
         for name, value in variables.items():
-            if name not in saved and not name.startswith("__nnsight") and self._holds(value):
+            if name not in saved and name[:9] != "__nnsight" and self._holds(value):
                 saved[name] = value
         reachable: set[int] = set()
         for value in saved.values():

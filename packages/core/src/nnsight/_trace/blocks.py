@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nnsight._program import Program
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Block:
     """One block of a request.
 
@@ -38,7 +38,10 @@ class RequestBlocks:
 
     Attributes:
         blocks: The edits' in the order of their installation, and then the request's own, where it has one.
+        runs: The same blocks under way.
     """
+
+    __slots__ = ("blocks", "runs")
 
     def __init__(self, own: Program | None, edits: Mapping[str, Program], start: Callable[[Program], BlockRun]) -> None:
         """Prepare the blocks.
@@ -52,13 +55,9 @@ class RequestBlocks:
         if own is not None:
             programs.append((None, own))
         self.blocks = [Block(program, start(program), name) for name, program in programs]
-        for rank, block in enumerate(self.blocks):
-            block.run.rank = rank
-
-    @property
-    def runs(self) -> list[BlockRun]:
-        """The blocks under way, in the order in which they see the model."""
-        return [block.run for block in self.blocks]
+        self.runs = [block.run for block in self.blocks]
+        for rank, run in enumerate(self.runs):
+            run.rank = rank
 
     @property
     def own(self) -> Block | None:

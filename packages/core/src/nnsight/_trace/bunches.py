@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from nnsight._trace.messages import TRUSTED, block_codecs
-from nnsight._wire import Encoder, decode, items_of, part
+from nnsight._wire import Encoder, decode, items_of
 from nnsight.errors import NNsightError, UntransferableValueError, WireError
 
 if TYPE_CHECKING:
@@ -31,28 +31,38 @@ class BunchWriter:
         self._encoder = Encoder(block_codecs(result=result), name="")
         self._nodes: list[object] = []
 
-    def add(self, parts: Sequence[Mapping[str, object]]) -> int:
+    def add(self, parts: Sequence[Mapping[str, object]]) -> list[int]:
         """Take in the values of one request, which must not change before `finish` has been written.
 
         Args:
             parts: Values by name, in several parts.
 
         Returns:
-            The bytes that they take.
+            The bytes that each part takes; what several of them hold counts for the first.
 
         Raises:
             UntransferableValueError: One of them cannot travel; none is taken in.
         """
-        encoder, before = self._encoder, self.num_bytes
+        encoder = self._encoder
+        nodes: list[object] = []
+        sizes = []
         try:
-            node = ["list", [encoder.node(dict(part)) if part else None for part in parts]]
+            for part in parts:
+                if not part:
+                    nodes.append(None)
+                    sizes.append(0)
+                    continue
+                before = encoder.buffers.taken
+                node = encoder.node(dict(part))
+                nodes.append(node)
+                # Offsets are not filled in yet; they take a few bytes more in a large message.
+                sizes.append(encoder.buffers.taken - before + len(msgspec.msgpack.encode(node)))
         except RecursionError as error:
             raise UntransferableValueError("a value is nested too deeply to travel between processes") from error
         finally:
             encoder.forget()
-        self._nodes.append(node)
-        # Offsets are not filled in yet; they take a few bytes more in a large message.
-        return self.num_bytes - before + len(msgspec.msgpack.encode(node))
+        self._nodes.append(nodes)
+        return sizes
 
     @property
     def num_bytes(self) -> int:
@@ -76,9 +86,10 @@ class _BunchCodec:
     def decode(self, payload: Any, decoder: Decoder) -> list[list[Any] | Exception]:
         """Read the values of every request."""
         found: list[list[Any] | Exception] = []
+        value = decoder.value
         for node in items_of(payload):
             try:
-                found.append([each or {} for each in part(decoder.value(node), list)])
+                found.append([{} if part is None else value(part) for part in items_of(node)])
             except NNsightError as error:
                 found.append(error)
             except Exception as error:  # noqa: BLE001 - classes of the user's own may raise anything

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -69,14 +68,14 @@ class Outcome:
         own = self.saves
         if not self.edits:
             return own
-        counts = Counter(name for each in self.edits.values() for name in each.saves)
-        once = {
-            name: value
-            for each in self.edits.values()
-            for name, value in each.saves.items()
-            if counts[name] == 1 and name not in own
-        }
-        return {**once, **own}
+        of_edits: dict[str, object] = {}
+        several = set()
+        for each in self.edits.values():
+            several |= of_edits.keys() & each.saves.keys()
+            of_edits |= each.saves
+        for name in several:
+            del of_edits[name]
+        return {**of_edits, **own}
 
     @property
     def parts(self) -> tuple[Outcome, ...]:

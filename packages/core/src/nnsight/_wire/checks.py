@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from nnsight.errors import WireError
 
@@ -35,7 +35,7 @@ def fields(value: object, least: int, most: int | None = None) -> list[object]:
     Raises:
         WireError: The value is no list, or has another length.
     """
-    items = cast("list[object]", part(value, list))
+    items: list[object] = part(value, list)
     if not least <= len(items) <= (least if most is None else most):
         raise WireError(f"a part of the message has {len(items)} items where {least} belong")
     return items
@@ -50,4 +50,4 @@ def items_of(value: object) -> list[object]:
     Raises:
         WireError: The value is no list.
     """
-    return cast("list[object]", part(value, list))
+    return part(value, list)

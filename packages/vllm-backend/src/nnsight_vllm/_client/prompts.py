@@ -7,6 +7,7 @@ from typing import Any
 
 from nnsight.errors import InvalidRequestError
 
+_INTEGERS = frozenset({int})
 _FORMS = (
     "give a string, a list of token ids, the output of a tokenizer, {'prompt_token_ids': [...]} or {'prompt': '...'}"
 )
@@ -33,9 +34,9 @@ def token_prompt(prompt: object, tokenizer: Any, max_model_len: int) -> dict[str
             f"max_model_len of {max_model_len}; shorten it, or build the engine with a larger max_model_len"
         )
     size = _vocabulary(tokenizer)
-    wrong = [token for token in tokens if not 0 <= token < size] if size else []
-    if wrong:
-        raise InvalidRequestError(f"the prompt has the token id {wrong[0]}, outside the vocabulary of {size}")
+    if size and not (min(tokens) >= 0 and max(tokens) < size):
+        wrong = next(token for token in tokens if not 0 <= token < size)
+        raise InvalidRequestError(f"the prompt has the token id {wrong}, outside the vocabulary of {size}")
     return found
 
 
@@ -88,14 +89,14 @@ def _single_row(rows: list[Any], what: str) -> list[Any]:
     return rows
 
 
-def _ids(values: Any) -> list[int]:
-    values = list(values)
-    if values and all(isinstance(value, int) and not isinstance(value, bool) for value in values):
+def _ids(given: Any) -> list[int]:
+    values: list[Any] = list(given)
+    if _INTEGERS.issuperset(map(type, values)):
+        return values
+    if all(isinstance(value, int) and not isinstance(value, bool) for value in values):
         return [int(value) for value in values]
     if len(values) == 1 and isinstance(values[0], list | tuple):
         return _ids(values[0])
-    if not values:
-        return []
     raise InvalidRequestError(
         f"a list of {len(values)} prompts was given, and an invoke takes one; make one invoke for each: "
         "`for prompt in prompts: with tracer.invoke(prompt): ...`"

@@ -22,7 +22,33 @@ if TYPE_CHECKING:
 _LARGEST_WITH_EACH: Final = 1 << 14
 
 
-@dataclass(frozen=True)
+class PrefillPolicies:
+    """How prompts are computed beside their blocks. Plugins are asked once about prompts and blocks that are alike."""
+
+    def __init__(self, engine: RunningEngine) -> None:
+        """Ask about the requests of one trace."""
+        self._engine = engine
+        self._known: dict[tuple[int, int], bool] = {}
+
+    def keep_whole(self, num_prompt_tokens: int, effects: Sequence[Effects]) -> bool:
+        """Tell whether the scheduler must keep a prompt whole for one of the blocks beside it.
+
+        Raises:
+            InvalidRequestError: The prompt cannot be computed as a block needs it.
+        """
+        whole = False
+        # Every block is asked, since one of them may refuse the prompt.
+        for each in effects:
+            alike = num_prompt_tokens, id(each)
+            known = self._known.get(alike)
+            if known is None:
+                known = self._known[alike] = self._engine.keeps_whole(num_prompt_tokens, each)
+            whole = whole or known
+        return whole
+
+
+# Not frozen, since one is made for each request: that would take four times as long.
+@dataclass(slots=True)
 class Submission:
     """One request whose blocks are asked about, ready to be handed to vLLM.
 
@@ -42,56 +68,23 @@ class Submission:
     keywords: dict[str, Any]
     streams: bool = False
 
-    @classmethod
-    def of(cls, request: Request, engine: RunningEngine, template: bytes | str, own: bytes) -> Submission:
-        """Put a program on the sampling parameters of a request.
 
-        Args:
-            request: The request.
-            engine: Runs it.
-            template: What its program shares with others, or the file that this lies in.
-            own: The values of its own.
+def untraced(
+    engine: RunningEngine, prepared: Sequence[PreparedRequest], edits: Sequence[Edit] | None
+) -> list[Submission]:
+    """Ask about the edits of requests that have no blocks of their own.
 
-        Raises:
-            InvalidRequestError: The engine cannot compute the prompt as a block needs it.
-        """
-        effects = request.program.effects
-        program = {"program": template, "values": own, "writes": not effects.read_only}
-        return cls._made(engine, request.prepared, request.edits, [effects], program)
+    Args:
+        engine: Runs them.
+        prepared: Their inputs.
+        edits: The edits that were chosen for them; None for all.
 
-    @classmethod
-    def untraced(cls, prepared: PreparedRequest, engine: RunningEngine, edits: Sequence[Edit] | None) -> Submission:
-        """Ask about the edits of a request that has no block of its own.
-
-        Args:
-            prepared: Its input.
-            engine: Runs it.
-            edits: The edits that were chosen for it; None for all.
-
-        Raises:
-            InvalidRequestError: The engine cannot compute the prompt as a block needs it.
-        """
-        return cls._made(engine, prepared, edits, [], {})
-
-    @classmethod
-    def _made(
-        cls,
-        engine: RunningEngine,
-        prepared: PreparedRequest,
-        edits: Sequence[Edit] | None,
-        effects: Sequence[Effects],
-        program: Mapping[str, Any],
-    ) -> Submission:
-        key = engine.new_key()
-        prompt, params, streams = dict(prepared.prompt), public.copy_of_params(prepared.params), prepared.streams
-        beside = engine.edits if edits is None else edits
-        all_effects = [*effects, *[edit.program.effects for edit in beside]]
-        # Every block is asked, since one of them may refuse the prompt.
-        whole = any([engine.keeps_whole(len(prompt["prompt_token_ids"]), each) for each in all_effects])
-        # Without a choice, the engine core decides when the request gets there.
-        chosen = {} if edits is None else {"edits": [edit.key for edit in edits]}
-        attach(params, key=key, whole=whole, streams=streams, **program, **chosen)
-        return cls(key, sequence_keys(params, key), prompt, params, prepared.keywords, streams)
+    Raises:
+        InvalidRequestError: The engine cannot compute a prompt as a block needs it.
+    """
+    policies = PrefillPolicies(engine)
+    effects = _effects_of(engine, edits)
+    return [_made(engine, each, edits, policies.keep_whole(each.num_tokens, effects), {}) for each in prepared]
 
 
 @contextmanager
@@ -111,13 +104,54 @@ def submitting(requests: Sequence[Request], engine: RunningEngine) -> Iterator[l
     try:
         if engine.shares_host:
             files = _write_large(shipments)
+        policies = PrefillPolicies(engine)
         yield [
-            Submission.of(request, engine, files.get(id(shipment.template), shipment.template), shipment.own)
+            _traced(engine, policies, request, files.get(id(shipment.template), shipment.template), shipment.own)
             for request, shipment in zip(requests, shipments, strict=True)
         ]
     finally:
         for path in files.values():
             remove_shared(path)
+
+
+def _traced(
+    engine: RunningEngine, policies: PrefillPolicies, request: Request, template: bytes | str, own: bytes
+) -> Submission:
+    """Put a program on the sampling parameters of a request.
+
+    Args:
+        engine: Runs it.
+        policies: How prompts are computed.
+        request: The request.
+        template: What its program shares with others, or the file that this lies in.
+        own: The values of its own.
+    """
+    effects = request.program.effects
+    program = {"program": template, "values": own, "writes": not effects.read_only}
+    beside = [effects, *_effects_of(engine, request.edits)]
+    whole = policies.keep_whole(request.prepared.num_tokens, beside)
+    return _made(engine, request.prepared, request.edits, whole, program)
+
+
+def _made(
+    engine: RunningEngine,
+    prepared: PreparedRequest,
+    edits: Sequence[Edit] | None,
+    whole: bool,
+    program: Mapping[str, Any],
+) -> Submission:
+    key = engine.new_key()
+    params = public.copy_of_params(prepared.params)
+    # Without a choice, the engine core decides when the request gets there.
+    chosen = {} if edits is None else {"edits": [edit.key for edit in edits]}
+    attach(params, key=key, whole=whole, streams=prepared.streams, **program, **chosen)
+    # vLLM is handed a copy, since a request may be run again.
+    prompt = dict(prepared.prompt)
+    return Submission(key, sequence_keys(params, key), prompt, params, prepared.keywords, prepared.streams)
+
+
+def _effects_of(engine: RunningEngine, edits: Sequence[Edit] | None) -> list[Effects]:
+    return [edit.program.effects for edit in (engine.edits if edits is None else edits)]
 
 
 def _write_large(shipments: Sequence[Shipment]) -> dict[int, str]:

@@ -34,7 +34,7 @@ class InstalledEdit:
 
     def begin(self, limits: Mapping[str, int | None]) -> tuple[dict[str, object], Budget]:
         """Return the values and the budget of a run: runs share the count of steps, and each holds its own bytes."""
-        budget = Budget(**limits)
+        budget = Budget(byte_budget=limits.get("byte_budget"))
         budget.steps = self.budget.steps
         return self.values(), budget
 

@@ -16,6 +16,7 @@ from nnsight_vllm._mailbox import news_key
 from nnsight_vllm._transfer import LARGE_BYTES, remove_shared, write_shared
 
 if TYPE_CHECKING:
+    from nnsight._interleave import Receipt
     from nnsight._program.streaming import News
     from nnsight._wire import Parts
     from nnsight_vllm._worker.traced import Traced
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 # A reply lies in shared memory for this long at most.
 _STALE_S: Final = 600.0
-_PARTS: Final = ("named", "unnamed", "changes")
+# What a request's own block saved: by variable, by label, and in containers that were saved outside it.
+_NUM_OWN_PARTS: Final = 3
 
 
 class OutcomeWriter:
@@ -117,29 +119,35 @@ class OutcomeWriter:
             return
         for run in blocks.runs:
             run.count_late_edits()
-        failure = traced.error or blocks.failure()
-        files = frozenset(block.program.source.filename for block in blocks.blocks)
-        error = None if failure is None else describe_error(failure, files)
-        own = None if blocks.own is None else blocks.own.run
-        exports = {}
-        for name, value in ({} if own is None else own.exports).items():
+        failure, error = traced.error or blocks.failure(), None
+        if failure is not None:
+            error = describe_error(failure, frozenset(block.program.source.filename for block in blocks.blocks))
+        own = None
+        exports: dict[str, bytes | str] = {}
+        parts: list[Mapping[str, object]] = [{}] * _NUM_OWN_PARTS
+        edits: list[tuple[str, Receipt]] = []
+        for block in blocks.blocks:
+            run = block.run
+            if block.edit is None:
+                own, parts[:_NUM_OWN_PARTS] = run, (run.named, run.unnamed, run.changes)
+            else:
+                parts.append({**run.unnamed, **run.named})
+                edits.append((block.edit, run.receipt))
+        for name, value in () if own is None else own.exports.items():
             try:
                 exports[name] = self._place(write_handed(value, name))
             except Exception as refusal:  # noqa: BLE001 - what cannot be sent is that request's error
                 error = error or describe_error(refusal)
-        edits = [block for block in blocks.blocks if block.edit is not None]
-        parts: list[dict[str, object]] = [getattr(own, part, {}) for part in _PARTS]
-        parts += [{**block.run.unnamed, **block.run.named} for block in edits]
         try:
-            size = bunch.values.add(parts)
+            sizes = bunch.values.add(parts)
         except Exception as refusal:  # noqa: BLE001 - as above
             error = error or describe_error(refusal)
-            size = bunch.values.add([_sendable(part, bunch.result) for part in parts])
-        receipt: object = {}
+            sizes = bunch.values.add([_sendable(part, bunch.result) for part in parts])
+        for (_, receipt), size in zip(edits, sizes[_NUM_OWN_PARTS:], strict=True):
+            receipt.bytes_home = size
         if own is not None:
-            own.receipt.bytes_home = size
-            receipt = own.receipt
-        bunch.add(_key_of(traced), receipt, error, exports, [[block.edit, block.run.receipt] for block in edits])
+            own.receipt.bytes_home = sum(sizes[:_NUM_OWN_PARTS])
+        bunch.add(_key_of(traced), {} if own is None else own.receipt, error, exports, edits)
 
     def _finish(self, bunch: _Bunch) -> bytes:
         if self._model.rank:
@@ -184,10 +192,10 @@ class _Bunch:
         exports: dict[str, bytes | str],
         edits: Sequence[object] = (),
     ) -> None:
-        self.requests.append([key, receipt, error, exports, list(edits)])
+        self.requests.append([key, receipt, error, exports, edits])
 
     def add_failed(self, key: str, error: BaseException) -> None:
-        self.values.add([{}] * len(_PARTS))
+        self.values.add([{}] * _NUM_OWN_PARTS)
         self.add(key, {}, describe_error(error), {})
 
 

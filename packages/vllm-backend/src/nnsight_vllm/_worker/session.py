@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -147,6 +148,8 @@ class WorkerSession:
 
     def offer(self, name: str, live: torch.Tensor) -> None:
         """Serve the logits or the sampled ids, one row per request."""
+        if not self._hub.awaits(name):
+            return
         scopes = {
             run: self._token_scope(share, scope) if name == "samples" else scope
             for share in self._current
@@ -273,8 +276,13 @@ class WorkerSession:
         run = program.start(
             values, grad=False, read_only=program.effects.read_only, budget=budget, book=book, ahead=True
         )
-        run.receipt.details.update(runner=self._model.runner_generation, vllm=installed_version() or "unknown")
+        run.receipt.details.update(self._details)
         return run
+
+    @cached_property
+    def _details(self) -> dict[str, str]:
+        """What the receipt of every block says of this worker."""
+        return {"runner": self._model.runner_generation, "vllm": installed_version() or "unknown"}
 
     def _take(self, key: str) -> Traced | None:
         traced = self._finished.pop(key, None)

@@ -37,10 +37,12 @@ class Share:
         """Look at the rows of its request."""
         self.traced = traced
         self.request_id = span.request_id
-        self.step = max(span.end - traced.num_prompt_tokens, 0)
+        end = span.end
+        self.step = max(end - traced.num_prompt_tokens, 0)
         self.scopes: dict[BlockRun, RowScope] = {}
         self._span = span
-        self._samples = span.end >= traced.num_prompt_tokens
+        self._end = end
+        self._samples = end >= traced.num_prompt_tokens
         self._failures: list[Exception] = []
         self._part: BlockRun | None = None
 
@@ -59,7 +61,7 @@ class Share:
             if run.present:
                 self.scopes[run] = RowScope(span.start, span.stop, num_rows, alone=alone)
             return
-        num_again = max(min(traced.num_served, span.end) - span.position, 0)
+        num_again = max(min(traced.num_served, self._end) - span.position, 0)
         run.receipt.recomputed += num_again
         boundary = span.start + num_again
         if num_again and run.log is not None:
@@ -70,7 +72,7 @@ class Share:
         if run.log is not None:
             run.log.position = position
         if self._samples:
-            traced.num_served = span.end
+            traced.num_served = self._end
             if self.step > 0:
                 run.pieces = None
             if run.present:
@@ -102,13 +104,13 @@ class Share:
                 )
             )
             return
-        self.traced.num_served = self._span.end
+        self.traced.num_served = self._end
 
     def value_scopes(self, num_requests: int) -> dict[BlockRun, RowScope]:
         """Return who takes part in serving a value of the request, such as its logits [requests, vocabulary]."""
         if not self._samples:
             return {}
-        index, position = self._span.index, self._span.end - 1
+        index, position = self._span.index, self._end - 1
         scope = RowScope(index, index + 1, num_requests)
         for run in self.scopes:
             if run.log is not None:
@@ -138,7 +140,7 @@ class Share:
                 )
             )
             return
-        over = self._samples and first + num_rows == self._span.end
+        over = self._samples and first + num_rows == self._end
         for replay in replays(log, first, num_rows, self._failures.append, samples=over):
             # Where several blocks changed a row, the last has the last word again.
             replay.rank = run.rank

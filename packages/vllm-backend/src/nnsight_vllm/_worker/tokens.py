@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TokenScope(RowScope):
     """The row of one request among the sampled ids.
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from nnsight_vllm._worker.edits import InstalledEdit
 
 
-@dataclass(frozen=True)
+# Not frozen, since one is made for each request: that would take four times as long.
+@dataclass(slots=True)
 class OwnProgram:
     """The program of one traced request.
 
@@ -48,7 +49,7 @@ class OwnProgram:
 Start = Callable[["OwnProgram | InstalledEdit"], "BlockRun"]
 
 
-@dataclass
+@dataclass(slots=True)
 class TracedBlock:
     """One block of a request.
 
@@ -74,7 +75,7 @@ class TracedBlock:
         return self.source.program
 
 
-@dataclass
+@dataclass(slots=True)
 class Traced:
     """One request.
 
@@ -112,18 +113,24 @@ class Traced:
             start: Makes a run.
             error: See above.
         """
-        by_program = {id(source.program): source for source in sources}
-        own = next((source.program for source in sources if isinstance(source, OwnProgram)), None)
-        edits = {source.name: source.program for source in sources if not isinstance(source, OwnProgram)}
+        by_program: dict[int, OwnProgram | InstalledEdit] = {}
+        own, edits = None, {}
+        for source in sources:
+            program = source.program
+            by_program[id(program)] = source
+            if isinstance(source, OwnProgram):
+                own = program
+            else:
+                edits[source.name] = program
         blocks = RequestBlocks(own, edits, lambda program: start(by_program[id(program)]))
         traced = cls(key, num_prompt_tokens, blocks, error=error)
         for block in blocks.blocks:
+            run, effects = block.run, block.program.effects
             # What requests share of the prefix cache rests on it, so its source is not merely believed.
-            uniform = block.run.by_row = block.edit is not None and block.program.effects.every_row
-            if not uniform and not block.program.effects.read_only:
-                block.run.log = RowLog()
-            source = by_program[id(block.program)]
-            traced.parts.append(TracedBlock(source, block.run, num_prompt_tokens, uniform))
+            uniform = run.by_row = block.edit is not None and effects.every_row
+            if not uniform and not effects.read_only:
+                run.log = RowLog()
+            traced.parts.append(TracedBlock(by_program[id(block.program)], run, num_prompt_tokens, uniform))
         return traced
 
     def release(self) -> None:

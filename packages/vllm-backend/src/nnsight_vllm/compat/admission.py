@@ -15,7 +15,8 @@ import functools
 import hashlib
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -80,8 +81,10 @@ def _splits(scheduler_config: Any, request: Any) -> bool:
 
 
 def _admission_of(core: Any) -> Admission:
-    with _creating:
-        found: Admission = core.__dict__.setdefault("nnsight_admission", Admission())
+    found: Admission | None = core.__dict__.get("nnsight_admission")
+    if found is None:
+        with _creating:
+            found = core.__dict__.setdefault("nnsight_admission", Admission())
     return found
 
 
@@ -96,17 +99,20 @@ class Admission:
         """Begin without edits."""
         self.installed: dict[str, TravellingEdit] = {}
         self._users: dict[str, WeakSet[Any]] = {}
+        self._known: dict[tuple[str, ...], Beside] = {}
         self._lock = threading.Lock()
 
     def install(self, edit: TravellingEdit) -> None:
         """Apply an edit to requests that are added from now on; the workers have it."""
         with self._lock:
+            self._known.clear()
             self.installed[edit.key] = edit
             self._users[edit.key] = WeakSet()
 
     def retire(self, keys: Sequence[str]) -> list[str]:
         """Apply edits no longer, and return the keys of all retired ones that no request will ask for again."""
         with self._lock:
+            self._known.clear()
             for key in keys:
                 self.installed.pop(key, None)
             unused = [key for key, users in self._users.items() if key not in self.installed and not users]
@@ -125,39 +131,72 @@ class Admission:
         """
         with self._lock:
             chosen = ours.get("edits")
-            keys = list(self.installed) if chosen is None else list(chosen)
-            edits = [self.installed[key] for key in keys if key in self.installed]
-            params = copy.copy(request.sampling_params)
-            whole = bool(ours.get("whole")) or (splits and any(edit.whole for edit in edits))
-            # Requests may share their parameters.
-            params.extra_args = {**(params.extra_args or {}), KEY: {**ours, "edits": keys, "whole": whole}}
+            beside = self._beside(self.installed if chosen is None else chosen)
+            # Those that a client of ours sends are the request's alone; sequences and stock clients may share theirs.
+            alone = "key" in ours and not ours.get("several")
+            params = request.sampling_params if alone else copy.copy(request.sampling_params)
+            whole = bool(ours.get("whole")) or (splits and beside.whole)
+            params.extra_args = {**(params.extra_args or {}), KEY: {**ours, "edits": beside.keys, "whole": whole}}
             traced = "program" in ours
-            # An edit that was chosen and is gone ends the request, wherever that gets.
-            free = len(edits) < len(keys) or (traced and ours.get("writes", True))
-            if traced or any(edit.kind != "every_row" for edit in edits):
+            if traced or beside.looks:
                 # A cached token runs no forward, so no block would see its row.
                 params.skip_reading_prefix_cache = True
             request.sampling_params = params
-            request.cache_salt = salt_of(request.cache_salt, edits, free=free)
+            request.cache_salt = salt_of(request.cache_salt, beside, free=traced and ours.get("writes", True))
             added = add()
-            for edit in edits:
-                self._users[edit.key].add(added[0])
+            for users in beside.users:
+                users.add(added[0])
         return added
 
+    def _beside(self, keys: Iterable[str]) -> Beside:
+        """Return what follows from the edits of these keys, told once for the requests that run beside the same."""
+        chosen = tuple(keys)
+        found = self._known.get(chosen)
+        if found is None:
+            edits = [self.installed[key] for key in chosen if key in self.installed]
+            written = [edit.fingerprint for edit in edits if edit.kind == "every_row"]
+            found = self._known[chosen] = Beside(
+                keys=chosen,
+                users=[self._users[edit.key] for edit in edits],
+                whole=any(edit.whole for edit in edits),
+                looks=any(edit.kind != "every_row" for edit in edits),
+                # An edit that was chosen and is gone ends the request, wherever that gets.
+                free=len(edits) < len(chosen) or any(edit.kind == "free" for edit in edits),
+                fingerprint=hashlib.sha256("".join(written).encode()).hexdigest() if written else None,
+            )
+        return found
 
-def salt_of(given: str | None, edits: Sequence[TravellingEdit], *, free: bool) -> str | None:
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What follows for a request from the edits that it runs beside.
+
+    Attributes:
+        keys: Their keys, in order, those of edits that are gone too.
+        users: The requests that were given each of them.
+        whole: Whether one of them needs a prompt computed in one step.
+        looks: Whether one of them does anything but change every row alike, so that it must see each row.
+        free: Whether what one of them does to the model is its request's alone.
+        fingerprint: The same for edits that change every row in the same way; None where there is none of these.
+    """
+
+    keys: tuple[str, ...]
+    users: Sequence[WeakSet[Any]]
+    whole: bool
+    looks: bool
+    free: bool
+    fingerprint: str | None
+
+
+def salt_of(given: str | None, beside: Beside, *, free: bool) -> str | None:
     """Return the salt of a request: requests share keys and values of tokens only where they have the same.
 
     Args:
         given: The salt that its caller gave it.
-        edits: The edits that it runs beside, in order.
+        beside: The edits that it runs beside.
         free: Whether something else may change the model beside it.
     """
-    if free or any(edit.kind == "free" for edit in edits):
-        own = uuid.uuid4().hex
-    else:
-        written = [edit.fingerprint for edit in edits if edit.kind == "every_row"]
-        if not written:
-            return given
-        own = hashlib.sha256("".join(written).encode()).hexdigest()
+    own = uuid.uuid4().hex if free or beside.free else beside.fingerprint
+    if own is None:
+        return given
     return f"nnsight:{own}" if given is None else f"nnsight:{own}:{given}"

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True, slots=True)
+# Neither is frozen, since one is made for each request and one in each step of it: that would take four times as long.
+@dataclass(slots=True)
 class Arrival:
     """A request with blocks that the runner meets for the first time.
 
@@ -37,7 +38,7 @@ class Arrival:
     streams: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Span:
     """The rows of one traced request in a step.
 

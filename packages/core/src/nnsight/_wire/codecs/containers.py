@@ -111,7 +111,8 @@ def write_entries(entries: Iterable[tuple[object, object]], encoder: Encoder) ->
     """
     nodes: list[object] = []
     for key, value in entries:
-        nodes.append(encoder.key(key, ".keys()"))
+        # Nearly every key is such a string, which is its own node.
+        nodes.append(key if type(key) is str and key.isascii() else encoder.key(key, ".keys()"))
         nodes.append(encoder.node(value, KeyStep(key)))
     return nodes
 
@@ -125,9 +126,14 @@ def read_entries(payload: object, decoder: Decoder, store: Callable[[object, obj
         store: Takes each key with its value, in order.
     """
     nodes = items_of(payload)
+    keys, values, value = nodes[::2], nodes[1::2], decoder.value
+    if _READ_AS_IS.issuperset(map(type, keys)):
+        for key, node in zip(keys, values, strict=True):
+            store(key, value(node))
+        return
     read = KeyReader(decoder).read
-    for key, value in zip(nodes[::2], nodes[1::2], strict=True):
-        store(read(key), decoder.value(value))
+    for key, node in zip(keys, values, strict=True):
+        store(read(key), value(node))
 
 
 class ListCodec:
