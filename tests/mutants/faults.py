@@ -240,6 +240,13 @@ FAULTS = (
         ("packages/core/tests/interleave/test_ahead.py",),
     ),
     Fault(
+        "memory of a copy used for two",
+        f"{CORE}/_interleave/ahead.py",
+        "                self._target = None\n                ahead = self._ahead\n",
+        "                ahead = self._ahead\n",
+        ("packages/core/tests/interleave/test_ahead.py",),
+    ),
+    Fault(
         "skip applied to the rows of all",
         f"{CORE}/_interleave/skips.py",
         "    spared = len(due) == 1 and scopes[0].alone and not",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 from nnsight._capture import BlockSource
 from nnsight._envoy import ModelTree
 from nnsight._interleave import BlockRun, Budget, Interleaver, ReadAhead, RowScope
+from nnsight._interleave.location import Location
 from nnsight._program import Effects, Program
 from nnsight._trace import BlockTracer
 from nnsight.errors import BudgetExceededError, OutOfOrderError, ReadOnlyError, UnsupportedFeatureError
@@ -371,3 +373,68 @@ def test_a_copy_that_cannot_be_made_is_its_requests_error() -> None:
         hub.end_step()
     assert run.error is not None
     assert "cannot be copied" in str(run.error) or "tensors" in str(run.error)
+
+
+def _kept_in(ahead: ReadAhead, scope: RowScope, *outputs: object) -> list[Any]:
+    """Keep outputs of one module in a step, and return what a block would be served."""
+    with torch.inference_mode():
+        ahead.begin(scope)
+        for output in outputs:
+            ahead.keepers["layer"].keep(output)
+        kept = [ahead.next_of(Location("layer", "output")) for _ in outputs]
+        ahead.end()
+    assert ahead.error is None
+    return kept
+
+
+def _rows(total: int, width: int = 3, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.arange(total * width).reshape(total, width).to(dtype)
+
+
+def test_copies_are_right_whatever_the_step_before_was_like() -> None:
+    ahead = ReadAhead({"layer": frozenset({0})})
+    steps = [
+        (RowScope(0, 1, 1, alone=True), _rows(1)),
+        (RowScope(0, 1, 1, alone=True), _rows(1)),
+        (RowScope(2, 3, 4), _rows(4)),
+        (RowScope(1, 2, 3), _rows(3)),
+        (RowScope(1, 3, 3), _rows(3)),
+        (RowScope(1, 3, 4), _rows(4)),
+        (RowScope(1, 2, 3), _rows(3, width=5)),
+        (RowScope(1, 2, 3), _rows(3, width=5, dtype=torch.bfloat16)),
+        (RowScope(1, 2, 3), _rows(5, width=3)[::2].T),
+        (RowScope(1, 2, 3), torch.tensor(7.0)),
+        (RowScope(1, 2, 3), _rows(3)),
+        (RowScope(1, 2, 3), _rows(2)),
+        (RowScope(1, 2, 3), _rows(3)),
+    ]
+    for whole in (False, True):
+        for scope, live in steps:
+            before = live.clone()
+            (kept,) = _kept_in(ahead, scope, live if whole else (live, _rows(1)))
+            live.zero_()
+            own = kept if whole else kept[0]
+            assert whole or (len(kept) == 2 and kept[1] is None)
+            assert torch.equal(own, scope.take(before))
+            assert (own.dtype, own.is_inference(), own.requires_grad) == (before.dtype, False, False)
+            # A change of it is told from none.
+            version = own._version
+            own.add_(1)
+            assert own._version == version + 1
+
+
+def test_a_module_that_runs_twice_in_a_step_is_kept_twice() -> None:
+    ahead = ReadAhead({"layer": None})
+    for _ in range(3):
+        first, second = _kept_in(ahead, RowScope(0, 1, 2), _rows(2), _rows(2) + 10)
+        assert torch.equal(second, first + 10)
+
+
+def test_memory_that_no_output_needed_is_let_go() -> None:
+    ahead = ReadAhead({"layer": None})
+    _kept_in(ahead, RowScope(0, 1, 2), _rows(2))
+    with torch.inference_mode():
+        ahead.begin(RowScope(0, 1, 2))
+        (made,) = [ref(keeper._target) for keeper in ahead.keepers.values() if keeper._target is not None]
+        ahead.end()
+    assert made() is None
