@@ -124,6 +124,22 @@ def test_the_saves_of_a_trace_and_of_edits_are_kept_apart_on_its_output(engine: 
     assert tracer.edits["probe"] is output.edits["probe"]
 
 
+def test_a_receipt_counts_the_bytes_of_its_own_block(engine: Any, greedy: Greedy) -> None:
+    with engine.edit(name="large"):
+        states = engine.model.layers[0].output[0].repeat(10, 1).save()  # noqa: F841 - comes home
+    with engine.edit(name="nothing"):
+        pass
+    with engine.trace(PROMPT, **greedy(1)) as tracer:
+        row = engine.model.layers[1].output[0][-1].save()
+    output = engine.generate(PROMPT, **greedy(1))
+    sizes = {name: edit.receipt.bytes_home for name, edit in output.edits.items()}
+    own, values = tracer.receipt.bytes_home, 10 * 3 * row.nbytes
+    assert row.nbytes < own < row.nbytes + 100
+    assert values < sizes["large"] < values + 100
+    assert sizes["nothing"] == 0
+    assert {name: edit.receipt.bytes_home for name, edit in tracer.edits.items()} == sizes
+
+
 def test_large_values_that_an_edit_saves_come_home(engine: Any, greedy: Greedy) -> None:
     with engine.edit():
         states = engine.model.layers[0].output[0].repeat(4000, 1).save()  # noqa: F841 - comes home

@@ -322,8 +322,11 @@ def test_an_interrupted_trace_leaves_no_request_behind(engine: Any, reference: H
         with engine.trace(PROMPT, **greedy(120)) as tracer:
             for _ in tracer.iter[:120]:
                 engine.model.layers[0].output
+            tracer.result.save()
     thread.join()
     assert not before.request_states
+    # Neither before the engine runs another step, nor after it, when the block waits for what never comes.
+    assert engine.vllm_entrypoint.collective_rpc("nnsight_discard", args=(b"\x90",)) == [b"0"]
     ids = engine.tokenizer.encode(PROMPT)
     assert list(engine.generate(PROMPT, **greedy(3)).outputs[0].token_ids) == reference.generate(ids, 3).tokens
     assert engine.vllm_entrypoint.collective_rpc("nnsight_discard", args=(b"\x90",)) == [b"0"]

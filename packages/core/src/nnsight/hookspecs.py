@@ -46,7 +46,7 @@ def register_codecs(register: Callable[[type, ValueCodec], None]) -> None:
 
 @hookspec(firstresult=True)
 def resolve_prefill_policy(facts: PromptFacts) -> PrefillPolicy | None:
-    """Decide how one traced prompt is computed. Stops at the first answer that is not None."""
+    """Decide how traced prompts of such facts are computed. Stops at the first answer that is not None."""
 
 
 @hookspec(firstresult=True)
