@@ -67,7 +67,7 @@ def wheels(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def coverage(session: nox.Session) -> None:
-    """Which branches of the core its own tests reach, without those marked `full`; arguments after `--` go to pytest."""
+    """Which branches of the core its tests reach, those marked `full` left out; what is after `--` goes to pytest."""
     run(session, "coverage", "erase")
     tests = ("pytest", "-m", "not full", *IN_TWO_PROCESSES, "packages/core/tests")
     run(session, "coverage", "run", "-m", *tests, *session.posargs)

@@ -149,6 +149,34 @@ def test_a_change_of_every_row_lands_once_in_each_part_of_a_prompt(tight: Any, r
     assert tracer.receipt.steps == 3
 
 
+def test_logprobs_of_a_prompt_that_is_split_are_those_that_the_block_left(tight: Any) -> None:
+    model = tight
+    keywords = {**SHORT, "prompt_logprobs": 1}
+
+    def logprobs(output: Any) -> torch.Tensor:
+        ids = output.prompt_token_ids
+        return torch.tensor([each[ids[index]].logprob for index, each in enumerate(output.prompt_logprobs) if each])
+
+    plain = logprobs(model.generate(LONG, **keywords))
+    assert plain.shape == (109,)
+    with model.trace(LONG, **keywords) as tracer:
+        states = model.model.layers[1].output[0].save()
+    assert states.shape == (110, HIDDEN)
+    assert torch.allclose(logprobs(tracer.result), plain, atol=1e-4)
+    with model.trace(LONG, **keywords) as tracer:
+        for _ in tracer.iter[:]:
+            model.model.layers[1].output[0][:] += VECTOR
+    steered = logprobs(tracer.result)
+    with model.edit():
+        for _ in tracer.all():
+            model.model.layers[1].output[0][:] += VECTOR
+    by_edit = logprobs(model.generate(LONG, **keywords))
+    model.clear_edits()
+    assert torch.allclose(steered, by_edit, atol=1e-4)
+    assert ((steered - plain).abs() > 1e-3).all()
+    assert torch.allclose(logprobs(model.generate(LONG, **keywords)), plain, atol=1e-4)
+
+
 def test_a_prompt_that_must_be_whole_and_fits_no_step_is_refused(tight: Any) -> None:
     model = tight
     with (

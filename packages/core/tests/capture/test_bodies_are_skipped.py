@@ -397,9 +397,11 @@ last = 2
 @pytest.mark.parametrize("tracer", ["--timid", ""])
 @pytest.mark.parametrize("depths", ["0, 0", "3, 0", "0, 3", "2, 2"])
 def test_coverage_sees_every_line_after_a_block(
-    run_python: Callable[..., str], tmp_path: Path, depths: str, tracer: str
+    run_python: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, depths: str, tracer: str
 ) -> None:
     pytest.importorskip("coverage")
+    # Where the tests are measured, processes that they start are too.
+    monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
     (tmp_path / "measured.py").write_text(MEASURED.replace("DEPTHS", depths))
     # Lines that are not the file's own must neither be missing nor be taken for lines of the file.
     options = ["--rcfile=/dev/null", "--data-file=data"]
@@ -414,7 +416,7 @@ def test_coverage_through_monitoring_sees_every_line_after_a_block(
     run_python: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COVERAGE_CORE", "sysmon")
-    test_coverage_sees_every_line_after_a_block(run_python, tmp_path, "0, 0", "")
+    test_coverage_sees_every_line_after_a_block(run_python, tmp_path, monkeypatch, "0, 0", "")
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="has no sys.monitoring")
