@@ -270,8 +270,8 @@ FAULTS = (
     Fault(
         "prefix-cache salt missing",
         f"{VLLM}/compat/admission.py",
-        "        own = uuid.uuid4().hex\n",
-        "        return given\n",
+        "    own = uuid.uuid4().hex if free or beside.free else beside.fingerprint\n",
+        "    own = beside.fingerprint\n",
         (ENGINE, "-k", "prefix_cache"),
         "v1",
     ),

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from greenlet import getcurrent
 
+from nnsight._interleave.ending import EndingTurns
 from nnsight._interleave.late import LateEdits
 from nnsight._interleave.location import Location
 from nnsight._interleave.modes import BlockModes
-from nnsight._interleave.refusals import never_served, out_of_order, read_only
+from nnsight._interleave.refusals import read_only
 from nnsight._interleave.scope import RowScope
 from nnsight._interleave.structure import map_tensors
-from nnsight._interleave.turns import RESULT, BlockClosed, StepWait, Turns
+from nnsight._interleave.turns import RESULT, StepWait
 from nnsight._interleave.visit import MISSING, Visit, asking_statement
 from nnsight.errors import BudgetExceededError, OutOfOrderError, UnsupportedFeatureError
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from nnsight._interleave.ahead import ReadAhead
     from nnsight._interleave.budget import Budget, ByteBudget
     from nnsight._interleave.pieces import Pieces
-    from nnsight._interleave.recording import Recording
     from nnsight._interleave.replay import RowLog
     from nnsight._interleave.scope import Scope
     from nnsight._interleave.visit import CallUnderWay
@@ -36,15 +36,11 @@ _MOST_ROWS: Final = 8
 # With fewer visits in a step, turns beside the model cost no more.
 _FEWEST_VISITS: Final = 2
 
-# A block that answers every refused wait with another wait is ended after so many.
-_MAX_REFUSALS: Final = 1000
 
-
-class BlockRun(Turns):
+class BlockRun(EndingTurns):
     """A block and everything that one request keeps for it.
 
     Attributes:
-        step: The step that the request is in; -1 before its first.
         call_under_way: Gives the arguments of a module's call that is under way, by path.
         saves: Where the block's saves are marked.
         named: What the block saved, by variable; complete when it is over.
@@ -53,8 +49,6 @@ class BlockRun(Turns):
         changes: How it changed containers that were saved outside it.
         exports: Variables that later invokes of the trace need.
         loop: The loop over steps that the block is in, as it is spelled.
-        tree: The modules of the model that it runs beside; set by the interleaver.
-        recordings: Calls of modules that are recorded for it.
         budget: How much it may run and hold; None without a limit.
         num_armed: How many of them the interleaver has begun in this step.
         tier: How the steps of the request run, for the receipt.
@@ -70,7 +64,6 @@ class BlockRun(Turns):
         "_asked",
         "_catching_up",
         "_in_place",
-        "_last",
         "_late",
         "_num_served",
         "_read_only",
@@ -80,7 +73,6 @@ class BlockRun(Turns):
         "by_row",
         "call_under_way",
         "changes",
-        "ended",
         "exports",
         "log",
         "looks_into",
@@ -90,13 +82,9 @@ class BlockRun(Turns):
         "pieces",
         "plan_ahead",
         "rank",
-        "recordings",
-        "result",
         "saves",
         "scope",
-        "step",
         "tier",
-        "tree",
         "unnamed",
     )
 
@@ -117,19 +105,14 @@ class BlockRun(Turns):
             read_only: Whether the program promised to change nothing.
         """
         super().__init__(body, BlockModes(grad=grad, inference=inference))
-        self.step = -1
         self.scope: Scope | None = None
         self.call_under_way: CallUnderWay = no_call
-        self.result: object = MISSING
-        self.ended = False
         self.saves: Any = None
         self.named: dict[str, object] = {}
         self.unnamed: dict[str, object] = {}
         self.changes: dict[str, object] = {}
         self.exports: dict[str, object] = {}
         self.loop: str | None = None
-        self.tree: Any = None
-        self.recordings: list[Recording] = []
         self.num_armed = 0
         self.tier = "eager"
         self.budget: Budget | None = None
@@ -149,17 +132,11 @@ class BlockRun(Turns):
         self._asked: tuple[CodeType, int] | None = None
         # The source of a read-only program shows no edit, so there is no late one to warn of.
         self._late = None if read_only else LateEdits()
-        self._last: Location | None = None
 
     @property
     def present(self) -> bool:
         """Whether the block waits for something, or calls are recorded for it although it is over."""
         return not self.finished or self.records
-
-    @property
-    def records(self) -> bool:
-        """Whether calls are recorded for it."""
-        return bool(self.recordings) and not self.stopped and self.error is None
 
     def limit(self, budget: Budget | None, saved: Callable[[], Iterable[object]]) -> None:
         """Limit what the block may run and hold; `saved` returns the values that it has saved."""
@@ -418,74 +395,6 @@ class BlockRun(Turns):
         self._was_read = False
         self._num_served += 1
 
-    def end_step(self) -> None:
-        """Refuse what the block still waits for in the step that is over."""
-        for _ in range(_MAX_REFUSALS):
-            if self.finished or type(self.wait) is not Location or self.wait is RESULT:
-                return
-            self._note_untouched()
-            self._switch(throw=self._out_of_order(self.wait))
-        self._give_up()
-
-    def end(self) -> None:
-        """Tell the block that its request runs no further step, and let the statements after its loops run."""
-        self.ended = True
-        for _ in range(_MAX_REFUSALS):
-            if self.finished or self.wait is RESULT:
-                return
-            if type(self.wait) is Location:
-                self._note_untouched()
-                self._switch(throw=self._out_of_order(self.wait))
-            else:
-                self._switch()
-        self._give_up()
-
-    def _give_up(self) -> None:
-        self.close()
-        if self.error is None:
-            self.error = never_served(_MAX_REFUSALS, self.step)
-
-    def give_result(self, result: object) -> None:
-        """Hand the finished output to a block that waits for it."""
-        self.result = result
-        while not self.finished:
-            before = self.wait
-            if before is RESULT:
-                self._switch()
-            else:
-                self.end()
-                if self.wait is not RESULT and not self.finished:
-                    self.close()
-
-    def fail(self, error: BaseException) -> None:
-        """Raise `error` in the block where it waits."""
-        if not self.finished:
-            self._note_untouched()
-            self._switch(throw=error)
-        elif self.error is None:
-            self.error = error
-
-    def close(self) -> None:
-        """End the block because its request is gone."""
-        for _ in range(_MAX_REFUSALS):
-            if self.finished:
-                break
-            self._note_untouched()
-            self._switch(throw=BlockClosed())
-        self.finished = True
-        self._visit = None
-        if self.records:
-            for recording in self.recordings:
-                recording.note_untouched(self.tree)
-
-    def release(self) -> None:
-        """Forget how the block ended, once that was told.
-
-        The traceback of an error leads back to the run, and with it to all that the block kept, which may be gigabytes
-        of a GPU: they would stay until the garbage collector comes by.
-        """
-        self.error = None
-
     def count_late_edits(self) -> None:
         """Warn of tensors that were changed in place after the model had moved on."""
         if self._late is None:
@@ -514,14 +423,6 @@ class BlockRun(Turns):
         num_rows = None if scope is None else scope.num_rows
         if num_rows is not None:
             receipt.rows = (receipt.rows or 0) + num_rows
-
-    def _note_untouched(self) -> None:
-        """Note the location that the block waits for, if it does: it is not reached any more."""
-        if type(self.wait) is Location and self.wait is not RESULT:
-            self.receipt.note_untouched(self.wait.name)
-
-    def _out_of_order(self, wait: Location) -> OutOfOrderError:
-        return out_of_order(wait, self._last, self.step, over=self.ended)
 
 
 def no_call(path: str) -> None:

@@ -63,7 +63,11 @@ class Program:
     @property
     def pending(self) -> dict[str, Pending]:
         """Names whose values an earlier invoke of the trace binds."""
-        return {name: value for name, value in self.values.items() if isinstance(value, Pending)}
+        found = {}
+        for name, value in self.values.items():
+            if type(value) is Pending:
+                found[name] = value
+        return found
 
     def keeping(self, names: frozenset[str]) -> Program:
         """Return the program that also brings home those of these variables that its block binds.

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
+from operator import attrgetter
 from types import FunctionType, ModuleType, NoneType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 VERSION: Final = "shipped program 1"
 
 _CONSTANT: Final = tuple(field.name for field in fields(Program) if field.name != "values")
+_constant_of: Final = attrgetter(*_CONSTANT)
 
 _SCALARS: Final = frozenset({NoneType, bool, int, float, complex, str, bytes, torch.dtype, torch.device})
 _TENSORS: Final = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -60,14 +62,10 @@ def write_programs(programs: Sequence[Program]) -> list[Shipment]:
     shipments: list[Shipment | None] = [None] * len(programs)
     alike: dict[Any, list[int]] = {}
     for number, program in enumerate(programs):
-        alike.setdefault((_outline(program), tuple(program.values)), []).append(number)
+        alike.setdefault((_constant_of(program), tuple(program.values)), []).append(number)
     for numbers in alike.values():
         _write_alike([programs[number] for number in numbers], numbers, shipments)
     return [shipment for shipment in shipments if shipment is not None]
-
-
-def _outline(program: Program) -> tuple[Any, ...]:
-    return tuple(getattr(program, name) for name in _CONSTANT)
 
 
 def _write_alike(programs: Sequence[Program], numbers: Sequence[int], shipments: list[Shipment | None]) -> None:
