@@ -13,7 +13,10 @@ import pytest
 import torch
 
 from engine_runners import TOLERANCE, EngineRunner
-from nnsight.errors import InvalidRequestError
+from nnsight import hookimpl
+from nnsight.errors import InvalidRequestError, UnsupportedFeatureError
+from nnsight.events import PrefillPolicy, PromptFacts
+from nnsight.plugins import plugin_manager
 
 if TYPE_CHECKING:
     from hf_reference import HFReference
@@ -223,3 +226,68 @@ def test_room_is_made_for_a_whole_prompt_beside_running_requests(tight: Any, ref
                 results = tracer.result.save()
     assert length == [3, BUDGET]
     assert [list(result.outputs[0].token_ids) for result in results] == [each.tokens for each in expected]
+
+
+# A plugin that decides otherwise --------------------------------------------------------------------------------------
+
+
+class Decider:
+    """Answers for all prompts alike, and remembers what it was asked."""
+
+    def __init__(self, answer: PrefillPolicy | None) -> None:
+        self.answer = answer
+        self.asked: list[PromptFacts] = []
+
+    @hookimpl
+    def resolve_prefill_policy(self, facts: PromptFacts) -> PrefillPolicy | None:
+        self.asked.append(facts)
+        return self.answer
+
+
+@pytest.fixture
+def decided(request: pytest.FixtureRequest) -> Iterator[Decider]:
+    plugin = Decider(request.param)
+    plugin_manager().register(plugin)
+    yield plugin
+    plugin_manager().unregister(plugin)
+
+
+@pytest.mark.parametrize("decided", [None], indirect=True, ids=["leaves it to others"])
+def test_a_plugin_is_asked_once_for_equal_facts(tight: Any, decided: Decider) -> None:
+    model = tight
+    with model.trace(**SHORT) as tracer:
+        for prompt in (words(40, 5), words(40, 6), words(50, 7)):
+            with tracer.invoke(prompt):
+                model.model.layers[0].output[0].save()
+        with tracer.invoke(words(40, 8)):
+            model.model.layers[0].output[0][-1] += 1.0
+    facts = {"step_budget": BUDGET, "splits_prompts": True}
+    reads = {**facts, "read_only": True, "follows_pieces": True}
+    changes = {**facts, "read_only": False, "follows_pieces": False}
+    assert decided.asked == [PromptFacts(40, **reads), PromptFacts(50, **reads), PromptFacts(40, **changes)]
+
+
+@pytest.mark.parametrize("decided", [PrefillPolicy("refused", "long prompts run at night")], indirect=True)
+def test_a_prompt_that_a_plugin_refuses_is_refused_with_its_reason(tight: Any, decided: Decider) -> None:
+    model = tight
+    with pytest.raises(InvalidRequestError, match="long prompts run at night"), model.trace(words(40, 5), **SHORT):
+        model.model.layers[0].output[0].save()
+    with model.edit():
+        model.model.layers[0].output[0].save()
+    with pytest.raises(InvalidRequestError, match="long prompts run at night"):
+        model.generate(words(40, 5), **SHORT)
+    model.clear_edits()
+    # Without a block there is nothing to decide.
+    assert len(model.generate(LONG, **SHORT).outputs[0].token_ids) == 3
+    assert len(decided.asked) == 2
+
+
+@pytest.mark.parametrize("decided", [PrefillPolicy("split", "room for others first")], indirect=True)
+def test_a_prompt_that_a_plugin_splits_is_an_error_of_a_block_that_cannot_follow(tight: Any, decided: Decider) -> None:
+    model = tight
+    with pytest.raises(UnsupportedFeatureError, match="split over several steps"), model.trace(LONG, **SHORT):
+        model.model.layers[0].output[0][-1] += 1.0
+    with model.trace(LONG, **SHORT):
+        first = model.model.layers[1].output[0].save()
+    assert first.shape == (110, HIDDEN)
+    assert len(decided.asked) == 2

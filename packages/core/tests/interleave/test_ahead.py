@@ -430,6 +430,15 @@ def test_a_module_that_runs_twice_in_a_step_is_kept_twice() -> None:
         assert torch.equal(second, first + 10)
 
 
+def test_memory_of_a_step_that_was_left_is_not_used_in_the_next() -> None:
+    ahead = ReadAhead({"layer": None})
+    _kept_in(ahead, RowScope(0, 1, 4), _rows(4))
+    with torch.inference_mode():
+        ahead.begin(RowScope(0, 1, 4))
+    (kept,) = _kept_in(ahead, RowScope(1, 3, 4), _rows(4))
+    assert torch.equal(kept, _rows(4)[1:3])
+
+
 def test_memory_that_no_output_needed_is_let_go() -> None:
     ahead = ReadAhead({"layer": None})
     _kept_in(ahead, RowScope(0, 1, 2), _rows(2))

@@ -124,7 +124,7 @@ class Keeper:
 
     def prepare(self, scope: RowScope) -> None:
         """Make the memory for the rows of a request, where the last copy tells what they will be."""
-        shape = self._shape
+        shape, self._target = self._shape, None
         if shape is not None and shape[0] == scope.num_rows:
             self._target = torch.empty(shape, dtype=self._dtype, device=self._device)
             self._live_shape = torch.Size([scope.total, *shape[1:]])

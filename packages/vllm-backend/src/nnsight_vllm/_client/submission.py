@@ -23,12 +23,12 @@ _LARGEST_WITH_EACH: Final = 1 << 14
 
 
 class PrefillPolicies:
-    """How prompts are computed beside their blocks. Plugins are asked once about prompts and blocks that are alike."""
+    """How the prompts of one trace are computed beside their blocks. Plugins are asked once about equal facts."""
 
     def __init__(self, engine: RunningEngine) -> None:
         """Ask about the requests of one trace."""
         self._engine = engine
-        self._known: dict[tuple[int, int], bool] = {}
+        self._known: dict[tuple[int, bool, bool], bool] = {}
 
     def keep_whole(self, num_prompt_tokens: int, effects: Sequence[Effects]) -> bool:
         """Tell whether the scheduler must keep a prompt whole for one of the blocks beside it.
@@ -39,10 +39,10 @@ class PrefillPolicies:
         whole = False
         # Every block is asked, since one of them may refuse the prompt.
         for each in effects:
-            alike = num_prompt_tokens, id(each)
-            known = self._known.get(alike)
+            facts = num_prompt_tokens, each.read_only, each.follows_pieces
+            known = self._known.get(facts)
             if known is None:
-                known = self._known[alike] = self._engine.keeps_whole(num_prompt_tokens, each)
+                known = self._known[facts] = self._engine.keeps_whole(num_prompt_tokens, each)
             whole = whole or known
         return whole
 
