@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from benchmarks.engines import add_engine_options, engine_keywords
@@ -74,7 +75,7 @@ def _durations(marks: Marks) -> tuple[list[float], list[float], list[float]]:
     return found
 
 
-# The four share their loops by shape alone: a helper that the block calls would be part of what is measured.
+# The three share their loops by shape alone: a helper that the block calls would be part of what is measured.
 
 
 def _read(work: Workloads, requests: int, number: int) -> Marks:
@@ -92,31 +93,15 @@ def _read(work: Workloads, requests: int, number: int) -> Marks:
     return marks[:1]
 
 
-def _keep(work: Workloads, requests: int, number: int) -> Marks:
-    """Read every layer in two of four steps, and keep all of it."""
+def _keep(work: Workloads, requests: int, number: int, *, neighbours: int = 0) -> Marks:
+    """Read every layer in two of four steps, and keep all of it, beside neighbours that share each step."""
     layers, steps = list(work.model.model.layers), work.new_tokens
     with work.model.trace(**work.keywords) as tracer:
         marks = [[] for _ in range(requests)].save()  # type: ignore[attr-defined]
         kept = [[] for _ in range(requests)].save()  # type: ignore[attr-defined]
-        for index in range(requests):
-            with tracer.invoke(work.prompt(number * 1000 + index)):
-                for step in tracer.iter[:steps]:
-                    marks[index].append(time.perf_counter())
-                    if step % 4 > 1:
-                        for layer in layers:
-                            kept[index].append(layer.output[0])
-    assert len(kept[0]) == steps // 4 * 2 * len(layers)
-    return marks[:1]
-
-
-def _beside(work: Workloads, requests: int, number: int) -> Marks:
-    """Keep every layer in two of four steps, beside a request that has no part in it but waits for each step."""
-    layers, steps = list(work.model.model.layers), work.new_tokens
-    with work.model.trace(**work.keywords) as tracer:
-        marks = [[] for _ in range(requests)].save()  # type: ignore[attr-defined]
-        kept = [[] for _ in range(requests)].save()  # type: ignore[attr-defined]
-        with tracer.invoke(work.prompt(number * 1000 + requests)):
-            pass
+        for index in range(neighbours):
+            with tracer.invoke(work.prompt(number * 1000 + requests + index)):
+                pass
         for index in range(requests):
             with tracer.invoke(work.prompt(number * 1000 + index)):
                 for step in tracer.iter[:steps]:
@@ -147,7 +132,7 @@ _ALTERNATIONS: dict[str, Callable[[Workloads, int, int], Marks]] = {
     "a read": _read,
     "a read that is kept": _keep,
     "an edit in place": _edit,
-    "a neighbour's wait": _beside,
+    "a neighbour's wait": partial(_keep, neighbours=1),
 }
 # What is aimed at in a step after one with the same visits.
 _AIMS = {"a read": "<= 40", "a neighbour's wait": "<= 20"}

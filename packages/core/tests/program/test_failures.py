@@ -88,8 +88,7 @@ def test_frames_of_libraries_are_cut_where_the_user_has_any() -> None:
 
 def test_frames_of_a_backend_in_a_checkout_are_cut() -> None:
     spec = importlib.util.find_spec("nnsight_vllm")
-    if spec is None:
-        pytest.skip("the core is alone here")
+    assert spec is not None
     folder = next(iter(spec.submodule_search_locations or ()))
     code = compile("def inside(value):\n    raise value", f"{folder}/session.py", "exec")
     namespace: dict[str, Any] = {}
