@@ -3,9 +3,9 @@
     python -m benchmarks.sweep MODEL [--prompts 1024] [--prompt 1] [--rounds 7] [--thread-time] [--profile] ...
 
 Every invoke keeps one row of one layer of a prompt of one token, so what is measured is what a request costs by itself:
-capturing its block, sending it, starting it, and bringing home what it saved. Plain vLLM generates for the same prompts
-on the same engine. An edit does the same beside requests that are no traces. With longer prompts, what counts is how
-many times as long a sweep takes.
+capturing its block, sending it, starting it, and bringing home what it saved. Plain vLLM generates for prompts of the
+same kind on the same engine. An edit does the same beside requests that are no traces. With longer prompts, what counts
+is how many times as long a sweep takes.
 
 `--thread-time` measures the CPU time of the one thread that does everything then, the caller's part and the worker's:
 the engine runs in this process. What other programs do on the machine counts little. `--profile` prints where it goes.
@@ -80,71 +80,72 @@ def main() -> None:
 
 
 class Sweep:
-    """The same prompts, plain and traced."""
+    """Prompts of one kind, plain and traced."""
 
     def __init__(self, model: Any, count: int, length: int = 1) -> None:
         """Prepare so many prompts of so many tokens each."""
         self._model = model
         self._count = count
         self._length = length
+        self._generator = random.Random(0)
         self._layer = model.model.layers[len(model.model.layers) // 2]
         self._vocabulary = min(len(model.tokenizer), 128000)
 
-    def prompts(self, number: int) -> list[list[int]]:
-        """Return the prompts of one round."""
-        generator = random.Random(number)
-        return [[generator.randrange(3, self._vocabulary) for _ in range(self._length)] for _ in range(self._count)]
+    def prompts(self) -> list[list[int]]:
+        """Return prompts that were never asked before, since the prefix cache favours whoever repeats one."""
+        words = range(3, self._vocabulary)
+        return [self._generator.choices(words, k=self._length) for _ in range(self._count)]
 
-    def plain(self, number: int) -> None:
+    def plain(self, _: int) -> None:
         """Generate without a block."""
         from vllm import SamplingParams
 
-        prompts = [{"prompt_token_ids": prompt} for prompt in self.prompts(number)]
+        prompts = [{"prompt_token_ids": prompt} for prompt in self.prompts()]
         outputs = self._model.vllm_entrypoint.generate(prompts, SamplingParams(max_tokens=1), use_tqdm=False)
         assert len(outputs) == self._count
 
-    def empty(self, number: int) -> None:
+    def empty(self, _: int) -> None:
         """Run blocks that ask for nothing."""
         with self._model.trace(max_tokens=1) as tracer:
-            for prompt in self.prompts(number):
+            for prompt in self.prompts():
                 with tracer.invoke(prompt):
                     pass
         assert len(tracer.receipt) == self._count
 
-    def read_one_row(self, number: int) -> None:
+    def read_one_row(self, _: int) -> None:
         """Save one row of every prompt."""
         layer = self._layer
         with self._model.trace(max_tokens=1) as tracer:
-            for prompt in self.prompts(number):
+            for prompt in self.prompts():
                 with tracer.invoke(prompt):
                     row = layer.output[0][-1].save()
         assert len(row) == self._count
 
-    def append_one_row(self, number: int) -> None:
+    def append_one_row(self, _: int) -> None:
         """Append one row of every prompt to a list that stands above."""
         layer = self._layer
         with self._model.trace(max_tokens=1) as tracer:
             rows = list().save()
-            for prompt in self.prompts(number):
+            for prompt in self.prompts():
                 with tracer.invoke(prompt):
                     rows.append(layer.output[0][-1])
         assert len(rows) == self._count
 
-    def scale_one_row(self, number: int) -> None:
+    def scale_one_row(self, _: int) -> None:
         """Save one row of every prompt, each times a number of its own."""
         layer = self._layer
         with self._model.trace(max_tokens=1) as tracer:
-            for scale, prompt in enumerate(self.prompts(number)):
+            for scale, prompt in enumerate(self.prompts()):
                 with tracer.invoke(prompt):
                     row = (layer.output[0][-1] * scale).save()
         assert len(row) == self._count
 
-    def edit(self, number: int) -> None:
+    def edit(self, _: int) -> None:
         """Save one row of every prompt by an edit, installed before and removed after."""
         layer = self._layer
         with self._model.edit(name="sweep"):
             row = layer.output[0][-1].save()  # noqa: F841
-        outputs = self._model.generate(self.prompts(number), max_tokens=1)
+        outputs = self._model.generate(self.prompts(), max_tokens=1)
         self._model.clear_edits()
         assert all(output.saves["row"].ndim == 1 for output in outputs)
 

@@ -14,7 +14,7 @@ import torch
 
 from engine_runners import TOLERANCE, EngineRunner
 from nnsight import hookimpl
-from nnsight.errors import InvalidRequestError, UnsupportedFeatureError
+from nnsight.errors import InvalidRequestError, PluginAnswerError, UnsupportedFeatureError
 from nnsight.events import PrefillPolicy, PromptFacts
 from nnsight.plugins import plugin_manager
 
@@ -234,12 +234,12 @@ def test_room_is_made_for_a_whole_prompt_beside_running_requests(tight: Any, ref
 class Decider:
     """Answers for all prompts alike, and remembers what it was asked."""
 
-    def __init__(self, answer: PrefillPolicy | None) -> None:
+    def __init__(self, answer: Any) -> None:
         self.answer = answer
         self.asked: list[PromptFacts] = []
 
     @hookimpl
-    def resolve_prefill_policy(self, facts: PromptFacts) -> PrefillPolicy | None:
+    def resolve_prefill_policy(self, facts: PromptFacts) -> Any:
         self.asked.append(facts)
         return self.answer
 
@@ -291,3 +291,12 @@ def test_a_prompt_that_a_plugin_splits_is_an_error_of_a_block_that_cannot_follow
         first = model.model.layers[1].output[0].save()
     assert first.shape == (110, HIDDEN)
     assert len(decided.asked) == 2
+
+
+@pytest.mark.parametrize("decided", ["refused"], indirect=True)
+def test_a_prompt_is_not_run_on_an_answer_that_is_no_policy(tight: Any, decided: Decider) -> None:
+    model = tight
+    with pytest.raises(PluginAnswerError, match="'refused', which is no PrefillPolicy"), model.trace(LONG, **SHORT):
+        model.model.layers[0].output[0].save()
+    assert len(decided.asked) == 1
+    assert len(model.generate(LONG, **SHORT).outputs[0].token_ids) == 3

@@ -21,6 +21,7 @@ NNsightError
 ├── EngineError                     the engine failed to start, died, or came up uninstrumented
 │   └── MissingMainGuardError       a script started its engine outside `if __name__ == "__main__"`
 ├── PluginLoadError                 an installed plugin failed to load
+├── PluginAnswerError               a plugin answered a hook with what it does not take
 ├── BackendNotFoundError            no backend or engine of that name is registered
 ├── UnsupportedVersionError         an installed version outside the tested range
 └── DistributionConflictError       another distribution owns the same import package
@@ -115,6 +116,10 @@ class MissingMainGuardError(EngineError):
 
 class PluginLoadError(NNsightError, ImportError):
     """An installed plugin failed to load."""
+
+
+class PluginAnswerError(NNsightError, TypeError):
+    """A plugin answered a hook with something that the hook does not take."""
 
 
 class BackendNotFoundError(NNsightError, LookupError):

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from nnsight.errors import PluginAnswerError
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+_WAYS_TO_PREFILL: Final = ("whole", "split", "refused")
 
 
 @dataclass(frozen=True)
@@ -74,10 +79,21 @@ class PrefillPolicy:
     Attributes:
         how: `"whole"`, `"split"` or `"refused"`.
         reason: Why, in one sentence; shown to the user where the prompt is refused.
+
+    Raises:
+        PluginAnswerError: `how` is none of these.
     """
 
     how: str
     reason: str
+
+    def __post_init__(self) -> None:
+        """Refuse what no engine knows."""
+        if self.how not in _WAYS_TO_PREFILL:
+            raise PluginAnswerError(
+                f"PrefillPolicy(how={self.how!r}) says no way to compute a prompt; "
+                f"`how` is one of {', '.join(map(repr, _WAYS_TO_PREFILL))}"
+            )
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,22 @@ import importlib
 import os
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pluggy
 
 from nnsight import hookspecs
-from nnsight.errors import BackendNotFoundError, PluginLoadError
+from nnsight.errors import BackendNotFoundError, PluginAnswerError, PluginLoadError
+from nnsight.events import EngineSpec, PatchRecord, PrefillPolicy, PromptFacts, RootModule
 
 if TYPE_CHECKING:
-    from nnsight.events import EngineSpec, PatchRecord
+    from torch import nn
+
+    from nnsight.families import ModelFamily
 
 GROUP = "nnsight"
+
+_T = TypeVar("_T")
 
 
 def create_plugin_manager(*, entry_points: bool = True) -> pluggy.PluginManager:
@@ -63,24 +68,78 @@ def _load(entry: EntryPoint) -> Any:
 
 
 def registered_backends() -> dict[str, str]:
-    """Return `"module:Class"` of every backend by name."""
+    """Return `"module:Class"` of every backend by name.
+
+    Raises:
+        PluginAnswerError: A plugin registered something else.
+    """
     found: dict[str, str] = {}
-    plugin_manager().hook.register_backends(register=found.__setitem__)
+
+    def register(name: str, reference: str) -> None:
+        _check("register_backends", name, str)
+        found[name] = _check("register_backends", reference, str)
+
+    plugin_manager().hook.register_backends(register=register)
     return found
 
 
 def registered_engines(backend: str | None = None) -> list[EngineSpec]:
-    """Return the engines of one backend, or of all."""
+    """Return the engines of one backend, or of all.
+
+    Raises:
+        PluginAnswerError: A plugin registered something else.
+    """
     found: list[EngineSpec] = []
-    plugin_manager().hook.register_engines(register=found.append)
+    plugin_manager().hook.register_engines(
+        register=lambda spec: found.append(_check("register_engines", spec, EngineSpec))
+    )
     return [spec for spec in found if backend is None or spec.backend == backend]
 
 
 def registered_patches() -> list[PatchRecord]:
-    """Return a record of each place where a backend changes the code of another package."""
+    """Return a record of each place where a backend changes the code of another package.
+
+    Raises:
+        PluginAnswerError: A plugin registered something else.
+    """
     found: list[PatchRecord] = []
-    plugin_manager().hook.register_patches(register=found.append)
+    plugin_manager().hook.register_patches(
+        register=lambda record: found.append(_check("register_patches", record, PatchRecord))
+    )
     return found
+
+
+def decide_prefill(facts: PromptFacts) -> PrefillPolicy | None:
+    """Return how plugins decide that a prompt is computed, or None where none of them does.
+
+    Raises:
+        PluginAnswerError: A plugin answered with something else.
+    """
+    answer = plugin_manager().hook.resolve_prefill_policy(facts=facts)
+    return None if answer is None else _check("resolve_prefill_policy", answer, PrefillPolicy)
+
+
+def find_family(root: nn.Module) -> ModelFamily | None:
+    """Return where a model has its standard names, or None where no plugin knows it.
+
+    Raises:
+        PluginAnswerError: A plugin answered with something else.
+    """
+    from nnsight.families import ModelFamily
+
+    answer = plugin_manager().hook.resolve_standard_names(root=RootModule(root))
+    return None if answer is None else _check("resolve_standard_names", answer, ModelFamily)
+
+
+def _check(hook: str, answer: object, expected: type[_T]) -> _T:
+    if isinstance(answer, expected):
+        return answer
+    manager = plugin_manager()
+    asked = sorted(str(manager.get_name(each.plugin)) for each in getattr(manager.hook, hook).get_hookimpls())
+    raise PluginAnswerError(
+        f"a plugin answered {hook} with {answer!r}, which is no {expected.__name__}; "
+        f"the plugins that answer it: {', '.join(asked)}"
+    )
 
 
 def load_backend(name: str) -> Any:

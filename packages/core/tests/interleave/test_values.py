@@ -288,7 +288,7 @@ def late_warnings(block: Callable[[BlockRun], Any], live: Any) -> list[str]:
     run.end()
     assert run.error is None
     run.count_late_edits()
-    return run.receipt.warnings
+    return list(run.receipt.warnings)
 
 
 def test_a_late_edit_is_noted_when_the_tensor_is_gone_at_the_end() -> None:

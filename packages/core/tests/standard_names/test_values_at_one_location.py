@@ -137,7 +137,7 @@ def test_what_was_assigned_is_the_blocks_own_to_change(model: NNsight) -> None:
         new += VECTOR
     assert given.abs().max() < 1e-5
     assert torch.allclose(in_time, VECTOR.expand(1, 3, 128), atol=1e-5)
-    assert tracer.receipt.warnings == []
+    assert tracer.receipt.warnings == ()
 
 
 def test_an_edit_of_the_layers_input_is_part_of_the_stream_after_attention(model: NNsight) -> None:

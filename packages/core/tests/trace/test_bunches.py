@@ -107,12 +107,12 @@ def test_a_name_that_several_edits_saved_is_found_at_each_alone() -> None:
 
 
 def test_what_parts_of_a_prompt_did_is_added_up() -> None:
-    whole = Receipt(visits={"a": 1}, rows=3, warnings=["slow"], seconds=1.0)
+    whole = Receipt(visits={"a": 1}, rows=3, warnings=("slow",), seconds=1.0)
     whole.include(
-        Receipt(visits={"a": 1, "b": 2}, edits={"b": 1}, untouched=["c"], warnings=["slow", "late"], seconds=0.5)
+        Receipt(visits={"a": 1, "b": 2}, edits={"b": 1}, untouched=("c",), warnings=("slow", "late"), seconds=0.5)
     )
-    assert (whole.visits, whole.edits, whole.rows, whole.untouched) == ({"a": 2, "b": 2}, {"b": 1}, 3, ["c"])
-    assert (whole.warnings, whole.seconds) == (["slow", "late"], 1.5)
+    assert (whole.visits, whole.edits, whole.rows, whole.untouched) == ({"a": 2, "b": 2}, {"b": 1}, 3, ("c",))
+    assert (whole.warnings, whole.seconds) == (("slow", "late"), 1.5)
     whole.include(Receipt(rows=2))
     assert whole.rows == 5
     unknown = Receipt()

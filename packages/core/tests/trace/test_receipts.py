@@ -10,6 +10,7 @@ from torch import nn
 
 from nnsight import NNsight
 from nnsight.backends import Receipt
+from nnsight.errors import WireError
 
 
 @pytest.fixture
@@ -57,19 +58,21 @@ def test_what_a_cache_asked_for_and_never_got_is_untouched(model: Any) -> None:
     with forked.trace(X) as tracer:
         cache = tracer.cache([forked.taken, forked.left])
     assert list(cache) == ["taken"]
-    assert tracer.receipt.untouched == ["left.output"]
+    assert tracer.receipt.untouched == ("left.output",)
     assert tracer.receipt.recorded == {"taken.output": 1}
 
 
 def test_an_error_leaves_what_its_block_waited_for_untouched(model: Any) -> None:
     with pytest.raises(RuntimeError), model.trace(torch.ones(1, 3)) as tracer:
         model[2].output.save()
-    assert tracer.receipt.untouched == ["2.output"]
+    assert tracer.receipt.untouched == ("2.output",)
 
 
 def test_a_receipt_travels_whole() -> None:
-    receipt = Receipt(steps=2, visits={"a": 1}, tiers={"eager": 2}, rows=5, untouched=["b"], bytes_home=3)
+    receipt = Receipt(steps=2, visits={"a": 1}, tiers={"eager": 2}, rows=5, untouched=("b",), bytes_home=3)
     again = Receipt.from_dict(receipt.as_dict())
     assert again == receipt
     again.visits["a"] = 7
     assert receipt.visits == {"a": 1}
+    with pytest.raises(WireError, match="no receipt"):
+        Receipt.from_dict({"steps": "two"})

@@ -38,14 +38,13 @@ def locations(
 ) -> None:
     """List the places of a model that a block can read and change. Starts no engine and needs no weights."""
     from nnsight.backends import module_of
-    from nnsight.events import RootModule
-    from nnsight.plugins import load_backend, plugin_manager
+    from nnsight.plugins import find_family, load_backend
 
     with quiet_engine(verbose=verbose, for_programs=as_json) as terminal:
         with terminal.step("importing vLLM and building the module tree", "module tree built"):
             root = module_of(load_backend("vllm")(model).envoy)
             named = dict(root.named_modules(remove_duplicate=False))
-            family = plugin_manager().hook.resolve_standard_names(root=RootModule(root))
+            family = find_family(root)
         kinds = {path: type(module).__name__ for path, module in named.items()}
         modules = [(path, kind) for path, kind in kinds.items() if kind not in _CONTAINERS]
         lines = listing(modules, pattern=pattern, fold=not unfolded)

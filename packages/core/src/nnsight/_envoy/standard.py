@@ -6,9 +6,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from nnsight._interleave.location import Location, Standard
-from nnsight.events import RootModule
 from nnsight.families import MODULE_NAMES, VALUE_NAMES
-from nnsight.plugins import plugin_manager
+from nnsight.plugins import find_family
 
 if TYPE_CHECKING:
     from nnsight._envoy.tree import ModelTree
@@ -25,8 +24,7 @@ class StandardNames:
     @cached_property
     def family(self) -> ModelFamily | None:
         """Where the model has its standard names, or None where no plugin knows."""
-        found: ModelFamily | None = plugin_manager().hook.resolve_standard_names(root=RootModule(self._tree.root))
-        return found
+        return find_family(self._tree.root)
 
     @cached_property
     def modules(self) -> dict[str, str]:

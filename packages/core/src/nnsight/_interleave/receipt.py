@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
 from typing import Any
 
+import msgspec
 
-@dataclass(repr=False)
-class Receipt:
+from nnsight.errors import WireError
+
+
+# There is one for each request and block, and it holds nothing that could refer back to it.
+class Receipt(msgspec.Struct, omit_defaults=True, gc=False):
     """The account of one request's block; `print(receipt)` shows it as a table.
 
     Attributes:
@@ -28,23 +31,35 @@ class Receipt:
     """
 
     steps: int = 0
-    visits: dict[str, int] = field(default_factory=dict)
-    edits: dict[str, int] = field(default_factory=dict)
+    visits: dict[str, int] = {}
+    edits: dict[str, int] = {}
     seconds: float = 0.0
-    warnings: list[str] = field(default_factory=list)
-    early_loops: list[str] = field(default_factory=list)
-    details: dict[str, str] = field(default_factory=dict)
-    recorded: dict[str, int] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    early_loops: tuple[str, ...] = ()
+    details: dict[str, str] = {}
+    recorded: dict[str, int] = {}
     recomputed: int = 0
-    tiers: dict[str, int] = field(default_factory=dict)
+    tiers: dict[str, int] = {}
     rows: int | None = None
-    untouched: list[str] = field(default_factory=list)
+    untouched: tuple[str, ...] = ()
     bytes_home: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Return the receipt as plain containers."""
-        values = {name: getattr(self, name) for name in _NAMES}
-        return {name: value.copy() if isinstance(value, list | dict) else value for name, value in values.items()}
+        values = {name: getattr(self, name) for name in self.__struct_fields__}
+        return {name: _plain(value) for name, value in values.items()}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Receipt:
+        """Rebuild a receipt from `as_dict`.
+
+        Raises:
+            WireError: The data are none of a receipt.
+        """
+        try:
+            return msgspec.convert(data, cls)
+        except msgspec.ValidationError as error:
+            raise WireError(f"the data are no receipt: {error}") from error
 
     def include(self, part: Receipt) -> None:
         """Add what the block did beside a part of the prompt, all of which is step 0."""
@@ -55,17 +70,22 @@ class Receipt:
         for location in part.untouched:
             self.note_untouched(location)
         self.seconds += part.seconds
-        self.warnings += [warning for warning in part.warnings if warning not in self.warnings]
+        for remark in part.warnings:
+            if remark not in self.warnings:
+                self.warn(remark)
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Receipt:
-        """Rebuild a receipt from `as_dict`."""
-        return cls(**data)
+    def warn(self, remark: str) -> None:
+        """Add what the author of the block should know."""
+        self.warnings = (*self.warnings, remark)
+
+    def note_early_loop(self, remark: str) -> None:
+        """Add a loop over steps that the request ended before it did."""
+        self.early_loops = (*self.early_loops, remark)
 
     def note_untouched(self, location: str) -> None:
         """Note that the block asked for a location which was not reached."""
         if location not in self.untouched:
-            self.untouched.append(location)
+            self.untouched = (*self.untouched, location)
 
     def __repr__(self) -> str:
         """Say the most in one line."""
@@ -110,7 +130,10 @@ class Receipt:
         return [*self.warnings, *self.early_loops]
 
 
-_NAMES = tuple(each.name for each in fields(Receipt))
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return list(value)
+    return value.copy() if isinstance(value, dict) else value
 
 
 def _count(number: int, noun: str) -> str:

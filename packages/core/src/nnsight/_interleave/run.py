@@ -400,7 +400,7 @@ class BlockRun(EndingTurns):
         if self._late is None:
             return
         for where, count in self._late.finish().items():
-            self.receipt.warnings.append(
+            self.receipt.warn(
                 f"{where} was changed in place {count} time(s) after the model had moved on: "
                 "only the block's own copy changed"
             )

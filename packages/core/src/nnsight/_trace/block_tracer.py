@@ -55,7 +55,7 @@ class StepIterator:
         for done, step in enumerate(self._steps):
             if not self._run.wait_for_step(step):
                 if self._bounded:
-                    self._run.receipt.early_loops.append(
+                    self._run.receipt.note_early_loop(
                         f"{self._label} asked for {len(self._steps)} steps, but the request ran "
                         f"{self._run.step + 1}, so the loop ended after {done}"
                     )
@@ -138,7 +138,7 @@ class BlockTracer:
             )
         paths, left_out = selected_paths(self._tree or run.tree, modules, sides)
         if left_out:
-            run.receipt.warnings.append(
+            run.receipt.warn(
                 f"tracer.cache() left out {', '.join(left_out)}: their values are split over ranks or their calls "
                 "cannot be told apart"
             )

@@ -101,7 +101,7 @@ class ErrorConformance:
         assert sum(receipt.tiers.values()) == 3
         # A backend that tells rows apart has served the prompt and one row for each step after it.
         assert receipt.rows in (None, subject.lengths[0] + 2)
-        assert receipt.untouched == []
+        assert receipt.untouched == ()
 
     def test_a_receipt_names_what_was_asked_for_and_never_reached(self, subject: Subject) -> None:
         model, layers = subject.model, subject.layers
@@ -112,6 +112,6 @@ class ErrorConformance:
             except OutOfOrderError:
                 kept = "caught".save()
         assert kept == "caught"
-        assert tracer.receipt.untouched == [f"{layers[1]}.output"]
+        assert tracer.receipt.untouched == (f"{layers[1]}.output",)
         assert f"{layers[1]}.output" in str(tracer.receipt)
         assert "1 untouched" in repr(tracer.receipt)

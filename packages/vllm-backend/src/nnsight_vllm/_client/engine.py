@@ -20,7 +20,7 @@ from nnsight._trace.messages import block_codecs, encode_program
 from nnsight._wire import encode
 from nnsight.errors import EngineError, InvalidRequestError
 from nnsight.events import PromptFacts
-from nnsight.plugins import plugin_manager
+from nnsight.plugins import decide_prefill
 from nnsight_vllm._client.guard import refuse_unguarded_script
 from nnsight_vllm._client.outcomes import drop_outcome
 from nnsight_vllm._edits import TravellingEdit
@@ -113,9 +113,10 @@ class RunningEngine:
         Raises:
             InvalidRequestError: The prompt cannot be computed as its block needs it, with the reason of the plugin that
                 decided.
+            PluginAnswerError: A plugin decided something that no engine knows.
         """
         facts = PromptFacts(num_prompt_tokens, self._budget, self._splits, effects.read_only, effects.follows_pieces)
-        policy = plugin_manager().hook.resolve_prefill_policy(facts=facts)
+        policy = decide_prefill(facts)
         if policy is not None and policy.how == "refused":
             raise InvalidRequestError(policy.reason)
         return self._splits and (policy is None or policy.how != "split")

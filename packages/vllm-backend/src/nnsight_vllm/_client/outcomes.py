@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from nnsight._interleave import Receipt
 from nnsight._program.failures import rebuild_error
 from nnsight._program.streaming import News
 from nnsight._trace import EditResult, Outcome, join_sequences
@@ -15,6 +12,7 @@ from nnsight._trace.bunches import read_bunch
 from nnsight._trace.messages import HandedValue
 from nnsight.errors import EngineError
 from nnsight_vllm._mailbox import WAITS_FOR_RESULT
+from nnsight_vllm._outcome_messages import RequestNote, read_message
 from nnsight_vllm._transfer import read_shared, remove_shared
 from nnsight_vllm.compat import public
 
@@ -56,23 +54,21 @@ def read_outcome(message: Message | None, key: str, result: Any) -> Outcome:
             error=EngineError("the engine returned no receipt for a traced request, so its block may not have run"),
         )
     # What is read for one request is kept for the others.
-    receipt, error, exports, edits, parts = message.read(lambda data: _read(data, result)).pop(key)
-    raised = rebuild_error(error) if error is not None else None
-    handed: dict[str, object] = {name: HandedValue(_raw(place)) for name, place in exports.items()}
+    note, parts = message.read(lambda data: _read(data, result)).pop(key)
+    raised = None if note.error is None else rebuild_error(note.error)
     if isinstance(parts, Exception):
-        raised, parts = raised or parts, [{} for _ in range(3 + len(edits))]
+        raised, parts = raised or parts, [{} for _ in range(3 + len(note.edits))]
     named, unnamed, changes, *saved = parts
-    results = {
-        name: EditResult(saves, Receipt.from_dict(each)) for (name, each), saves in zip(edits, saved, strict=True)
-    }
-    return Outcome(named, unnamed, changes, result, raised, Receipt.from_dict(receipt), handed, edits=results)
+    handed: dict[str, object] = {name: HandedValue(_raw(place)) for name, place in note.exports.items()}
+    edits = {name: EditResult(saves, receipt) for (name, receipt), saves in zip(note.edits, saved, strict=True)}
+    return Outcome(named, unnamed, changes, result, raised, note.receipt, handed, edits=edits)
 
 
 def read_news(messages: Iterable[Message], key: str) -> News:
     """Read what a request under way has saved lately, from the messages that tell of it, the first one first."""
     news = News()
     for message in messages:
-        *_, parts = message.read(lambda data: _read(data, None)).pop(key)
+        _, parts = message.read(lambda data: _read(data, None)).pop(key)
         # What cannot be read is told of when the request is over.
         if not isinstance(parts, Exception):
             news.add(News(*parts))
@@ -93,20 +89,20 @@ def drop_outcome(data: bytes) -> None:
     """Remove the files of outcomes that nobody will read."""
     if data == WAITS_FOR_RESULT:
         return
-    content = msgspec.msgpack.decode(data)
-    for place in (content["values"], *(each for request in content["requests"] for each in request[3].values())):
+    message = read_message(data)
+    for place in (message.values, *(each for note in message.requests for each in note.exports.values())):
         if isinstance(place, str):
             remove_shared(place)
 
 
-def _read(data: bytes, result: Any) -> dict[str, list[Any]]:
-    content = msgspec.msgpack.decode(data)
-    values = content["values"]
+def _read(data: bytes, result: Any) -> dict[str, tuple[RequestNote, list[Any] | Exception]]:
+    message = read_message(data)
+    values = message.values
     if isinstance(values, str):
         found = read_shared(values, lambda data, fetch: read_bunch(data, result, fetch=fetch))
     else:
         found = read_bunch(values, result)
-    return {key: [*rest, parts] for (key, *rest), parts in zip(content["requests"], found, strict=True)}
+    return {note.key: (note, parts) for note, parts in zip(message.requests, found, strict=True)}
 
 
 def _raw(place: bytes | str) -> bytes:

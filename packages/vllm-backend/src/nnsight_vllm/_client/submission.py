@@ -105,10 +105,13 @@ def submitting(requests: Sequence[Request], engine: RunningEngine) -> Iterator[l
         if engine.shares_host:
             files = _write_large(shipments)
         policies = PrefillPolicies(engine)
-        yield [
+        submissions = [
             _traced(engine, policies, request, files.get(id(shipment.template), shipment.template), shipment.own)
             for request, shipment in zip(requests, shipments, strict=True)
         ]
+        # The parameters of the requests hold what travels.
+        del shipments
+        yield submissions
     finally:
         for path in files.values():
             remove_shared(path)

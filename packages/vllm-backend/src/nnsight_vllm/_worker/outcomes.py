@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import msgspec
-
+from nnsight._interleave import Receipt
 from nnsight._program.failures import describe_error
 from nnsight._trace.bunches import BunchWriter
 from nnsight._trace.messages import TRUSTED, block_codecs, encode_values, write_handed
 from nnsight._wire import decode
 from nnsight_vllm._mailbox import news_key
+from nnsight_vllm._outcome_messages import OutcomeMessage, RequestNote, write_message
 from nnsight_vllm._transfer import LARGE_BYTES, remove_shared, write_shared
+from nnsight_vllm._worker.ended import NUM_OWN_PARTS, Ended
 
 if TYPE_CHECKING:
-    from nnsight._interleave import Receipt
     from nnsight._program.streaming import News
     from nnsight._wire import Parts
     from nnsight_vllm._worker.traced import Traced
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 # A reply lies in shared memory for this long at most.
 _STALE_S: Final = 600.0
-# What a request's own block saved: by variable, by label, and in containers that were saved outside it.
-_NUM_OWN_PARTS: Final = 3
 
 
 class OutcomeWriter:
@@ -36,34 +34,33 @@ class OutcomeWriter:
         self._model = model
         self._files: dict[str, float] = {}
 
-    def write_each(self, ended: Sequence[Traced]) -> Iterator[tuple[list[str], bytes]]:
-        """Write what became of requests whose blocks are over, several in a message as long as they are small.
+    def write_each(self, ended: Sequence[Ended]) -> Iterator[tuple[list[str], bytes]]:
+        """Write what became of requests, several in a message as long as they are small; nothing on other ranks.
 
         Yields:
             The keys of some of the requests, with the message that tells of them.
         """
+        if self._model.rank:
+            return
         first = 0
         bunch = _Bunch()
-        for number, traced in enumerate(ended, 1):
-            self._add(bunch, traced)
+        for number, each in enumerate(ended, 1):
+            self._add(bunch, each)
             if number == len(ended) or bunch.values.num_bytes >= LARGE_BYTES:
-                if bunch.keys:
-                    yield from self._finish_or_part(bunch, ended[first:number])
+                yield from self._finish_or_part(bunch, ended[first:number])
                 first, bunch = number, _Bunch()
-        for traced in ended:
-            traced.release()
 
-    def _finish_or_part(self, bunch: _Bunch, ended: Sequence[Traced]) -> Iterator[tuple[list[str], bytes]]:
+    def _finish_or_part(self, bunch: _Bunch, ended: Sequence[Ended]) -> Iterator[tuple[list[str], bytes]]:
         """Finish a message, or where a value in it cannot be read, one for each request."""
         try:
             yield bunch.keys, self._finish(bunch)
         except Exception as error:  # noqa: BLE001 - it belongs to one request, and the others come home
             if len(ended) > 1:
-                for traced in ended:
-                    yield from self.write_each([traced])
+                for each in ended:
+                    yield from self.write_each([each])
                 return
             failed = _Bunch()
-            failed.add_failed(_key_of(ended[0]), error)
+            self._add(failed, Ended.failed(ended[0].key, error))
             yield failed.keys, self._finish(failed)
 
     def write_news(self, news: Sequence[tuple[str, News]]) -> tuple[list[str], bytes]:
@@ -79,7 +76,7 @@ class OutcomeWriter:
                 bunch.values.add(parts)
             except Exception:  # noqa: BLE001 - what cannot travel is told of when the request is over
                 bunch.values.add([_sendable(part, None) for part in parts])
-            bunch.add(key, {}, None, {})
+            bunch.notes.append(RequestNote(key, Receipt()))
         return [news_key(key) for key in bunch.keys], self._finish(bunch)
 
     def write_with_result(self, traced: Traced, result_data: bytes) -> bytes:
@@ -100,59 +97,40 @@ class OutcomeWriter:
             for run in runs:
                 run.close()
         bunch = _Bunch(result)
-        self._add(bunch, traced)
-        message = self._finish(bunch)
-        traced.release()
-        return message
-
-    def _add(self, bunch: _Bunch, traced: Traced) -> None:
-        try:
-            self._add_outcome(bunch, traced)
-        except Exception as error:  # noqa: BLE001 - it belongs to this request, and the others come home
-            bunch.add_failed(_key_of(traced), error)
-
-    def _add_outcome(self, bunch: _Bunch, traced: Traced) -> None:
-        blocks = traced.blocks
-        for run in blocks.runs:
-            run.close()
+        ended = Ended.of(traced, told=not self._model.rank)
         if self._model.rank:
-            return
-        for run in blocks.runs:
-            run.count_late_edits()
-        failure, error = traced.error or blocks.failure(), None
-        if failure is not None:
-            error = describe_error(failure, frozenset(block.program.source.filename for block in blocks.blocks))
-        own = None
+            return b""
+        self._add(bunch, ended)
+        return self._finish(bunch)
+
+    def _add(self, bunch: _Bunch, ended: Ended) -> None:
+        try:
+            bunch.notes.append(self._taken_in(bunch, ended))
+        except Exception as error:  # noqa: BLE001 - it belongs to this request, and the others come home
+            failed = Ended.failed(ended.key, error)
+            bunch.notes.append(self._taken_in(bunch, failed))
+
+    def _taken_in(self, bunch: _Bunch, ended: Ended) -> RequestNote:
+        """Take in what a request saved, and return what is told of it beside that."""
+        error = ended.error
         exports: dict[str, bytes | str] = {}
-        parts: list[Mapping[str, object]] = [{}] * _NUM_OWN_PARTS
-        edits: list[tuple[str, Receipt]] = []
-        for block in blocks.blocks:
-            run = block.run
-            if block.edit is None:
-                own, parts[:_NUM_OWN_PARTS] = run, (run.named, run.unnamed, run.changes)
-            else:
-                parts.append({**run.unnamed, **run.named})
-                edits.append((block.edit, run.receipt))
-        for name, value in () if own is None else own.exports.items():
+        for name, value in ended.exports.items():
             try:
                 exports[name] = self._place(write_handed(value, name))
             except Exception as refusal:  # noqa: BLE001 - what cannot be sent is that request's error
                 error = error or describe_error(refusal)
         try:
-            sizes = bunch.values.add(parts)
+            sizes = bunch.values.add(ended.parts)
         except Exception as refusal:  # noqa: BLE001 - as above
             error = error or describe_error(refusal)
-            sizes = bunch.values.add([_sendable(part, bunch.result) for part in parts])
-        for (_, receipt), size in zip(edits, sizes[_NUM_OWN_PARTS:], strict=True):
+            sizes = bunch.values.add([_sendable(part, bunch.result) for part in ended.parts])
+        for (_, receipt), size in zip(ended.edits, sizes[NUM_OWN_PARTS:], strict=True):
             receipt.bytes_home = size
-        if own is not None:
-            own.receipt.bytes_home = sum(sizes[:_NUM_OWN_PARTS])
-        bunch.add(_key_of(traced), {} if own is None else own.receipt, error, exports, edits)
+        ended.receipt.bytes_home = sum(sizes[:NUM_OWN_PARTS])
+        return RequestNote(ended.key, ended.receipt, error, exports, ended.edits)
 
     def _finish(self, bunch: _Bunch) -> bytes:
-        if self._model.rank:
-            return b""
-        return msgspec.msgpack.encode({"requests": bunch.requests, "values": self._place(bunch.values.finish())})
+        return write_message(OutcomeMessage(bunch.notes, self._place(bunch.values.finish())))
 
     def _place(self, parts: Parts) -> bytes | str:
         """Return data as it is, or where it is large the path of a file in shared memory."""
@@ -178,30 +156,11 @@ class _Bunch:
     def __init__(self, result: object = None) -> None:
         self.result = result
         self.values = BunchWriter(result)
-        self.requests: list[list[Any]] = []
+        self.notes: list[RequestNote] = []
 
     @property
     def keys(self) -> list[str]:
-        return [request[0] for request in self.requests]
-
-    def add(
-        self,
-        key: str,
-        receipt: object,
-        error: object,
-        exports: dict[str, bytes | str],
-        edits: Sequence[object] = (),
-    ) -> None:
-        self.requests.append([key, receipt, error, exports, edits])
-
-    def add_failed(self, key: str, error: BaseException) -> None:
-        self.values.add([{}] * _NUM_OWN_PARTS)
-        self.add(key, {}, describe_error(error), {})
-
-
-def _key_of(traced: Traced) -> str:
-    assert traced.key is not None
-    return traced.key
+        return [note.key for note in self.notes]
 
 
 def _sendable(values: Mapping[str, object], result: object) -> dict[str, object]:

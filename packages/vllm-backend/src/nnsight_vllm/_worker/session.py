@@ -15,6 +15,7 @@ from nnsight._interleave import Budget, Interleaver
 from nnsight._trace.messages import decode_program
 from nnsight_vllm._mailbox import ANNOUNCEMENT, WAITS_FOR_RESULT
 from nnsight_vllm._worker.edits import InstalledEdits
+from nnsight_vllm._worker.ended import Ended
 from nnsight_vllm._worker.news import NewsDesk
 from nnsight_vllm._worker.outcomes import OutcomeWriter
 from nnsight_vllm._worker.programs import ProgramShelf
@@ -62,7 +63,7 @@ class WorkerSession:
         self._limits = dict(limits or {})
         self._masks: Mapping[str, Any] = {}
         self._requests: dict[str, Traced] = {}
-        self._finished: dict[str, Traced] = {}
+        self._finished: dict[str, Ended | Traced] = {}
         self._current: list[Share] = []
         self._interleaver: Interleaver | None = None
         self._cached_tree: ModelTree | None = None
@@ -99,7 +100,8 @@ class WorkerSession:
 
     def depart(self, request_ids: Sequence[str]) -> None:
         """See requests end: let the statements after their loops run, and send home what they saved."""
-        over: list[tuple[str, Traced]] = []
+        waiting: dict[str, Traced] = {}
+        ended: dict[str, Ended] = {}
         self._news.forget(request_ids)
         for request_id in request_ids:
             traced = self._requests.pop(request_id, None)
@@ -108,23 +110,26 @@ class WorkerSession:
             traced.blocks.end()
             if traced.key is None:
                 _forget(traced)
+            elif traced.waits_for_result:
+                waiting[traced.key] = traced
             else:
-                over.append((traced.key, traced))
+                ended[traced.key] = self._settle(traced)
         postbox = self._postbox
-        self._finished |= {key: each for key, each in over if postbox is None or each.waits_for_result}
-        if postbox is None or self._model.rank or not over:
+        self._finished.update(waiting)
+        if postbox is None:
+            self._finished.update(ended)
             return
-        waiting = [key for key, each in over if each.waits_for_result]
-        ended = [each for _, each in over if not each.waits_for_result]
+        if self._model.rank:
+            return
         if waiting:
-            postbox.post_each(lambda: [(waiting, WAITS_FOR_RESULT)])
+            postbox.post_each(lambda: [(list(waiting), WAITS_FOR_RESULT)])
         if not ended:
             return
         settled = self._model.note_progress()
 
         def make() -> Iterator[tuple[list[str], bytes]]:
             settled()
-            yield from self._writer.write_each(ended)
+            yield from self._writer.write_each(list(ended.values()))
 
         postbox.post_each(make)
 
@@ -209,16 +214,18 @@ class WorkerSession:
         """
         ended, waiting, messages = [], [], []
         for key, result in msgspec.msgpack.decode(data):
-            traced = self._take(key)
-            if traced is None:
+            found = self._take(key)
+            if found is None:
                 continue
-            if not traced.waits_for_result:
-                ended.append(traced)
+            if isinstance(found, Ended):
+                ended.append(found)
+            elif not found.waits_for_result:
+                ended.append(self._settle(found))
             elif result is None:
-                self._finished[key] = traced
+                self._finished[key] = found
                 waiting.append(key)
             else:
-                messages.append(([key], self._writer.write_with_result(traced, result)))
+                messages.append(([key], self._writer.write_with_result(found, result)))
         messages += self._writer.write_each(ended)
         messages += [(waiting, WAITS_FOR_RESULT)] if waiting else []
         return msgspec.msgpack.encode(messages) if self._model.rank == 0 else b""
@@ -226,9 +233,9 @@ class WorkerSession:
     def discard(self, data: bytes) -> bytes:
         """Forget requests whose caller is gone, and return how many traced requests are left."""
         for key in msgspec.msgpack.decode(data):
-            traced = self._take(key)
-            if traced is not None:
-                for run in traced.blocks.runs:
+            found = self._take(key)
+            if isinstance(found, Traced):
+                for run in found.blocks.runs:
                     run.close()
         return str(len(self._requests) + len(self._finished)).encode()
 
@@ -284,10 +291,13 @@ class WorkerSession:
         """What the receipt of every block says of this worker."""
         return {"runner": self._model.runner_generation, "vllm": installed_version() or "unknown"}
 
-    def _take(self, key: str) -> Traced | None:
-        traced = self._finished.pop(key, None)
-        if traced is not None:
-            return traced
+    def _settle(self, traced: Traced) -> Ended:
+        return Ended.of(traced, told=not self._model.rank)
+
+    def _take(self, key: str) -> Ended | Traced | None:
+        found = self._finished.pop(key, None)
+        if found is not None:
+            return found
         for request_id, candidate in self._requests.items():
             if candidate.key == key:
                 rest = candidate.remainder(self._start)
