@@ -73,6 +73,38 @@ def test_one_message_reaches_several_and_is_read_once(mailbox: Mailbox) -> None:
     postbox.close()
 
 
+def test_an_expected_message_is_read_before_anybody_asks() -> None:
+    reads: list[bytes] = []
+
+    def read(data: bytes) -> object:
+        reads.append(data)
+        if data == b"broken":
+            raise ValueError("cannot be read")
+        return None if data == b"later" else data.decode()
+
+    mailbox = Mailbox(read_ahead=read)
+    delivery = mailbox.expect(["early", "broken", "later", "last"])
+    heard = mailbox.listen("a")
+    postbox = Postbox(mailbox.address)
+    for key in ("nobody", "early", "broken", "later", "+a", "last"):
+        postbox.post(key, key.encode())
+    found = delivery.wait(10)
+    # What comes last may be asked for at once.
+    assert found["last"].read(bytes.decode) == "last"
+    assert reads[:3] == [b"early", b"broken", b"later"]
+    assert found["early"].read(fail) == "early"
+    with pytest.raises(ValueError, match="cannot be read"):
+        found["broken"].read(fail)
+    assert found["later"].read(bytes.upper) == b"LATER"
+    assert heard.popleft().read(bytes.upper) == b"+A"
+    postbox.close()
+    mailbox.close()
+
+
+def fail(data: bytes) -> object:
+    raise AssertionError(f"{data!r} is read again")
+
+
 def test_another_process_posts_and_ends_at_once(mailbox: Mailbox) -> None:
     delivery = mailbox.expect(["big"])
     script = f"""

@@ -128,16 +128,23 @@ def is_own(address: str) -> bool:
 class Mailbox:
     """The caller's end: what was posted, by key."""
 
-    def __init__(self, dropped: Callable[[bytes], None] = lambda message: None) -> None:
+    def __init__(
+        self,
+        dropped: Callable[[bytes], None] = lambda message: None,
+        read_ahead: Callable[[bytes], object] = lambda message: None,
+    ) -> None:
         """Open a mailbox.
 
         Args:
             dropped: Told of each message that none of those whom it is for expects any more.
+            read_ahead: Reads an expected message while its requests' caller still waits for others, in the mailbox's
+                thread; None where that has to be left to whoever asks for it.
         """
         self._folder = tempfile.mkdtemp(prefix="nnsight-")
         self.address = f"ipc://{self._folder}/mailbox"
         _opened[self.address] = os.getpid()
         self._dropped = dropped
+        self._read_ahead = read_ahead
         self._lock = threading.Lock()
         self._expected: dict[bytes, Delivery] = {}
         self._listening: dict[bytes, deque[Message]] = {}
@@ -215,21 +222,27 @@ class Mailbox:
                 if keys == ANNOUNCEMENT.encode():
                     self._announced.put(data)
                     continue
-                self._hand_out(keys.split(_BETWEEN_KEYS), Message(data))
+                message = Message(data)
+                if self._hand_out(keys.split(_BETWEEN_KEYS), message):
+                    # An error is raised to whoever asks.
+                    with contextlib.suppress(Exception):
+                        message.read(self._read_ahead)
 
-    def _hand_out(self, keys: Iterable[bytes], message: Message) -> None:
-        wanted = False
+    def _hand_out(self, keys: Iterable[bytes], message: Message) -> bool:
+        """Give a message to those whom it is for, and tell whether anybody expected it."""
+        expected = heard_of = False
         with self._lock:
             for key in keys:
                 delivery = self._expected.pop(key, None)
                 if delivery is not None and delivery.take(key.decode(), message):
-                    wanted = True
+                    expected = True
                 heard = self._listening.get(key)
                 if heard is not None:
                     heard.append(message)
-                    wanted = True
-        if not wanted:
+                    heard_of = True
+        if not (expected or heard_of):
             self._dropped(message.data)
+        return expected
 
 
 class Postbox:

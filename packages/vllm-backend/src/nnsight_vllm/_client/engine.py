@@ -22,7 +22,7 @@ from nnsight.errors import EngineError, InvalidRequestError
 from nnsight.events import PromptFacts
 from nnsight.plugins import decide_prefill
 from nnsight_vllm._client.guard import refuse_unguarded_script
-from nnsight_vllm._client.outcomes import drop_outcome
+from nnsight_vllm._client.outcomes import drop_outcome, read_ahead
 from nnsight_vllm._edits import TravellingEdit
 from nnsight_vllm._mailbox import ADDRESS_VARIABLE, Mailbox, Message
 from nnsight_vllm._transfer import PREFIX, remove_shared, shared_folder
@@ -66,7 +66,7 @@ class RunningEngine:
         refuse_unguarded_script()
         self.workers: list[dict[str, Any]] = []
         self.posts = False
-        self.mailbox = Mailbox(drop_outcome)
+        self.mailbox = Mailbox(drop_outcome, read_ahead)
         self.llm: Any = None
         self.died: str | None = None
         self.edits: tuple[Edit, ...] = ()

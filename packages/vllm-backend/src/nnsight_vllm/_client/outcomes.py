@@ -85,6 +85,11 @@ def _put_on_output(result: Any, outcome: Outcome) -> None:
         completion.receipt, completion.edits = part.receipt, part.edits
 
 
+def read_ahead(data: bytes) -> object:
+    """Read what a worker wrote before anybody asks; None where the finished output is needed for it."""
+    return None if data == WAITS_FOR_RESULT else _read(data, None)
+
+
 def drop_outcome(data: bytes) -> None:
     """Remove the files of outcomes that nobody will read."""
     if data == WAITS_FOR_RESULT:
