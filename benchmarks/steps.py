@@ -9,6 +9,7 @@ the block, where the model runs, and counts until the next step begins there. Th
 apart from the second, since values may be read ahead where a block read them in the step before.
 
 A neighbour's wait is how much longer a step takes that it shares with a request that keeps the outputs of every layer.
+What a step with visits costs once is in the figures too, shared by the layers: 32 of them tell more than 4.
 """
 
 from __future__ import annotations
