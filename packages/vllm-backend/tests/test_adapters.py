@@ -108,6 +108,18 @@ def test_base_and_adapted_requests_of_one_batch_read_their_own_values(adapted: A
             assert close(logits[index][step], expected.logits[step])
 
 
+def test_a_block_reads_the_result_of_an_adapted_request(adapted: Adapted) -> None:
+    model, adapter = adapted.model, adapted.requests["one"]
+    with model.trace(PROMPT, max_tokens=STEPS, lora_request=adapter, **GREEDY) as tracer:
+        model.logits
+        tokens = list(tracer.result.outputs[0].token_ids).save()
+        asked = tracer.result.lora_request.save()
+        result = tracer.result.save()
+    assert says(result, adapted.references["one"].generate(model.tokenizer.encode(PROMPT), STEPS))
+    assert tokens == list(result.outputs[0].token_ids)
+    assert (type(asked), asked) == (type(adapter), adapter)
+
+
 def test_an_adapter_of_a_trace_is_that_of_its_invokes_but_for_their_own(adapted: Adapted) -> None:
     model = adapted.model
     own = [{}, {"lora_request": adapted.requests["two"]}, {"lora_request": None}]

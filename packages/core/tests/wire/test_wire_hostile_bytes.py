@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from wire_helpers import CODECS, Access, Color, Frozen, OurError, Point, Probe, Settings, Slotted, Stack, Tags
+from wire_helpers import CODECS, Access, Adapter, Color, Frozen, OurError, Point, Probe, Settings, Slotted, Stack, Tags
 
 from nnsight._wire import Limits, decode, encode
 from nnsight._wire import header as header_checks
@@ -72,7 +72,16 @@ def sample() -> object:
         "tensors": [torch.zeros(3, dtype=torch.bfloat16), torch.ones(1, requires_grad=True), torch.tensor(1j)],
         "arrays": [np.float32(1), np.array(["ab"]), np.dtype("i4"), np.zeros((0, 2))],
         "names": [math, math.sqrt, int, Probe.forward, functools.partial(int, base=2)],
-        "objects": [Settings(1, [2]), Frozen("a"), Slotted(1, 2), Point(1), Tags(a=1), Stack([1]), Color.RED],
+        "objects": [
+            Settings(1, [2]),
+            Adapter("a"),
+            Frozen("a"),
+            Slotted(1, 2),
+            Point(1),
+            Tags(a=1),
+            Stack([1]),
+            Color.RED,
+        ],
         "more": [Access.READ | Access.WRITE, OurError("x", 1), torch.nn.Linear(2, 1), Probe().forward],
         ("key", 1): {Frozen("k"): 1, (1, (2, 3)): 2},
     }
@@ -348,6 +357,12 @@ BAD_NODES: list[object] = [
     ["object", [["class", ["wire_helpers", "Settings"]], ["0.a", 1], []]],
     ["object", [["class", ["wire_helpers", "Slotted"]], [], ["a", 1]]],
     ["object", [["class", ["wire_helpers", "Slotted"]], ["1.nothing", 1], []]],
+    ["struct", [["class", ["wire_helpers", "Adapter"]], ["label", "one"], []]],
+    ["struct", [["class", ["wire_helpers", "Adapter"]], ["rank", 1, "label", "one", "parts", ["list", []]], []]],
+    ["struct", [["class", ["wire_helpers", "Adapter"]], ["label", "one", "rank", 1, "parts", None], ["a", 1]]],
+    ["struct", [["class", ["wire_helpers", "Overseer"]], ["label", "one"], []]],
+    ["struct", [["class", ["wire_helpers", "Settings"]], ["size", 1], []]],
+    ["struct", [1, [], []]],
     ["object", [["class", ["wire_helpers", "Tags"]], [], []]],
     ["object", [["class", ["wire_helpers", "Steps"]], [], [], "a"]],
     ["object", [["class", ["wire_helpers", "Color"]], [], []]],

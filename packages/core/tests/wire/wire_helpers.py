@@ -5,8 +5,9 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+import msgspec
 import torch
 
 from nnsight._wire import CodecTable, Limits, decode, default_codecs, encode
@@ -194,3 +195,32 @@ class Ticker:
     def __next__(self) -> int:
         self.count += 1
         return self.count
+
+
+class Adapter(msgspec.Struct, omit_defaults=True, array_like=True):
+    """Runs code when it is made, as vLLM's requests for an adapter do."""
+
+    made: ClassVar[list[str]] = []
+    label: str
+    rank: int = 8
+    parts: list[Any] = []
+
+    def __post_init__(self) -> None:
+        self.made.append(self.label)
+
+
+class NamedAdapter(Adapter, kw_only=True, dict=True):
+    """Has a field more than its base, and attributes."""
+
+    note: str
+
+
+class FixedAdapter(Adapter, frozen=True, weakref=True):
+    """Cannot be changed."""
+
+
+class Overseer(msgspec.Struct):
+    label: str = ""
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)

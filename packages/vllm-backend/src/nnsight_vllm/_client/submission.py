@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from nnsight._trace.shipping import Shipment, write_programs
 from nnsight_vllm._transfer import remove_shared, write_shared
@@ -47,9 +48,8 @@ class PrefillPolicies:
         return whole
 
 
-# Not frozen, since one is made for each request: that would take four times as long.
-@dataclass(slots=True)
-class Submission:
+# There is one for each request, and nothing that it holds can refer back to it.
+class Submission(msgspec.Struct, gc=False):
     """One request whose blocks are asked about, ready to be handed to vLLM.
 
     Attributes:

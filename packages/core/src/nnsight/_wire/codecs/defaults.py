@@ -8,6 +8,7 @@ from nnsight._wire.codecs.names import add_names
 from nnsight._wire.codecs.objects import add_objects
 from nnsight._wire.codecs.refusals import add_refusals
 from nnsight._wire.codecs.scalars import add_scalars
+from nnsight._wire.codecs.structs import add_structs
 from nnsight._wire.codecs.tensors import add_tensors
 from nnsight._wire.table import CodecTable
 
@@ -21,5 +22,6 @@ def default_codecs() -> CodecTable:
     add_arrays(table)
     add_refusals(table)
     add_names(table)
+    add_structs(table)
     add_objects(table)
     return table
