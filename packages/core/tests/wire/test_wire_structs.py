@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from wire_helpers import CODECS, Adapter, FixedAdapter, NamedAdapter, Overseer, travel
+from wire_helpers import CODECS, TRUSTING, Adapter, FixedAdapter, NamedAdapter, Overseer, message, travel
 
-from nnsight._wire import encode
+from nnsight._wire import decode, encode
 from nnsight.backends import Receipt
-from nnsight.errors import UntransferableValueError
+from nnsight.errors import UntransferableValueError, WireError
 
 
 def test_fields_and_attributes_arrive() -> None:
@@ -52,3 +52,20 @@ def test_one_may_hold_itself() -> None:
 def test_a_class_that_runs_code_for_others_is_refused() -> None:
     with pytest.raises(UntransferableValueError, match="runs code of its own when another derives from it"):
         encode(Overseer("one"), codecs=CODECS)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        ["struct", [["class", ["wire_helpers", "Adapter"]], ["label", "one"], []]],
+        ["struct", [["class", ["wire_helpers", "Adapter"]], ["rank", 1, "label", "one", "parts", ["list", []]], []]],
+        ["struct", [["class", ["wire_helpers", "Adapter"]], ["label", "one", "rank", 1, "parts", None], ["a", 1]]],
+        ["struct", [["class", ["wire_helpers", "Overseer"]], ["label", "one"], []]],
+        ["struct", [["class", ["wire_helpers", "Settings"]], ["size", 1], []]],
+        ["struct", [1, [], []]],
+    ],
+    ids=lambda node: repr(node)[:60],
+)
+def test_a_message_that_does_not_fit_the_class_is_an_error(node: object) -> None:
+    with pytest.raises(WireError):
+        decode(message(node), codecs=CODECS, limits=TRUSTING)

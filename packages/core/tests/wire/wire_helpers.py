@@ -5,12 +5,14 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
+import struct
 from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 import torch
 
 from nnsight._wire import CodecTable, Limits, decode, default_codecs, encode
+from nnsight._wire.message import MAGIC, VERSION
 
 CODECS = default_codecs()
 TRUSTING = Limits(allow_objects=True)
@@ -224,3 +226,25 @@ class Overseer(msgspec.Struct):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
+
+
+def frame(header: bytes, payload: bytes = b"", version: int = VERSION) -> bytes:
+    padding = b"\0" * (-len(header) % 8)
+    return struct.pack("<4sHxxQ", MAGIC, version, len(header)) + header + padding + payload
+
+
+def message(root: object, definitions: object = (), payload: bytes = b"") -> bytes:
+    return frame(msgspec.msgpack.encode([root, definitions]), payload)
+
+
+def safetensors(entries: dict[str, tuple[str, list[int], list[int]]], data: bytes) -> bytes:
+    header = msgspec.json.encode(
+        {name: {"dtype": dtype, "shape": shape, "data_offsets": ends} for name, (dtype, shape, ends) in entries.items()}
+    )
+    return len(header).to_bytes(8, "little") + header + data
+
+
+def nested(levels: int, node: object = None) -> object:
+    for _ in range(levels):
+        node = ["list", [node]]
+    return node
