@@ -13,11 +13,10 @@ import pluggy
 from nnsight import hookspecs
 from nnsight.errors import BackendNotFoundError, PluginAnswerError, PluginLoadError
 from nnsight.events import EngineSpec, PatchRecord, PrefillPolicy, PromptFacts, RootModule
+from nnsight.families import ModelFamily
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from nnsight.families import ModelFamily
 
 GROUP = "nnsight"
 
@@ -125,8 +124,6 @@ def find_family(root: nn.Module) -> ModelFamily | None:
     Raises:
         PluginAnswerError: A plugin answered with something else.
     """
-    from nnsight.families import ModelFamily
-
     answer = plugin_manager().hook.resolve_standard_names(root=RootModule(root))
     return None if answer is None else _check("resolve_standard_names", answer, ModelFamily)
 
