@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Callable
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,6 +18,8 @@ from nnsight.families import ModelFamily
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from nnsight._wire import ValueCodec
 
 GROUP = "nnsight"
 
@@ -108,6 +111,29 @@ def registered_patches() -> list[PatchRecord]:
     return found
 
 
+def collect_codecs(register: Callable[[type, ValueCodec], None]) -> None:
+    """Hand each codec that plugins register to `register`.
+
+    Args:
+        register: Takes a type and its codec; raises `ValueError` for a codec whose tag another one has.
+
+    Raises:
+        PluginAnswerError: A plugin registered something else, or a tag that is taken.
+    """
+
+    def add(type_: type, codec: ValueCodec) -> None:
+        _check("register_codecs", type_, type)
+        named = isinstance(getattr(codec, "tag", None), str)
+        if not (named and all(callable(getattr(codec, name, None)) for name in ("encode", "decode"))):
+            raise _refusal("register_codecs", f"{codec!r}, which has not the tag, encode and decode of a codec")
+        try:
+            register(type_, codec)
+        except ValueError as error:
+            raise _refusal("register_codecs", f"{codec!r}: {error}") from error
+
+    plugin_manager().hook.register_codecs(register=add)
+
+
 def decide_prefill(facts: PromptFacts) -> PrefillPolicy | None:
     """Return how plugins decide that a prompt is computed, or None where none of them does.
 
@@ -131,12 +157,13 @@ def find_family(root: nn.Module) -> ModelFamily | None:
 def _check(hook: str, answer: object, expected: type[_T]) -> _T:
     if isinstance(answer, expected):
         return answer
+    raise _refusal(hook, f"{answer!r}, which is no {expected.__name__}")
+
+
+def _refusal(hook: str, what: str) -> PluginAnswerError:
     manager = plugin_manager()
     asked = sorted(str(manager.get_name(each.plugin)) for each in getattr(manager.hook, hook).get_hookimpls())
-    raise PluginAnswerError(
-        f"a plugin answered {hook} with {answer!r}, which is no {expected.__name__}; "
-        f"the plugins that answer it: {', '.join(asked)}"
-    )
+    return PluginAnswerError(f"a plugin answered {hook} with {what}; the plugins that answer it: {', '.join(asked)}")
 
 
 def load_backend(name: str) -> Any:

@@ -9,9 +9,11 @@ import pytest
 from torch import nn
 
 from nnsight import hookimpl
+from nnsight._wire import default_codecs
 from nnsight.errors import PluginAnswerError
 from nnsight.events import PrefillPolicy, PromptFacts
 from nnsight.plugins import (
+    collect_codecs,
     decide_prefill,
     find_engine,
     find_family,
@@ -39,6 +41,10 @@ class Wrong:
         register({"target": "module:name"})
 
     @hookimpl
+    def register_codecs(self, register: Callable[[Any, Any], None]) -> None:
+        register("complex", self)
+
+    @hookimpl
     def resolve_prefill_policy(self, facts: PromptFacts) -> Any:
         return "split"
 
@@ -62,6 +68,7 @@ def wrong() -> Iterator[None]:
         (lambda: load_backend("torch"), r"register_backends with <class 'dict'>, which is no str"),
         (lambda: find_engine("torch", "in-process"), "register_engines with 'an engine', which is no EngineSpec"),
         (registered_patches, r"register_patches with \{'target'.*\}, which is no PatchRecord"),
+        (lambda: collect_codecs(default_codecs().register), "register_codecs with 'complex', which is no type"),
         (lambda: decide_prefill(FACTS), "resolve_prefill_policy with 'split', which is no PrefillPolicy"),
         (lambda: find_family(nn.Linear(1, 1)), r"resolve_standard_names with \{'layers'.*\}, which is no ModelFamily"),
     ],
@@ -69,6 +76,43 @@ def wrong() -> Iterator[None]:
 def test_another_answer_is_refused_with_the_plugins_that_answer(ask: Callable[[], object], told: str) -> None:
     with pytest.raises(PluginAnswerError, match=f"a plugin answered {told}.*the-wrong-one"):
         ask()
+
+
+class Codec:
+    """Writes and reads nothing."""
+
+    def __init__(self, tag: object) -> None:
+        self.tag = tag
+
+    def encode(self, value: object, encoder: object) -> object:
+        return None
+
+    def decode(self, payload: object, decoder: object) -> object:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("codec", "told"),
+    [
+        (object(), "which has not the tag, encode and decode of a codec"),
+        (Codec(7), "which has not the tag, encode and decode of a codec"),
+        (Codec("ref"), "the tag 'ref' is reserved"),
+        (Codec("struct"), "another codec has the tag 'struct'"),
+    ],
+)
+def test_a_codec_that_cannot_be_one_is_refused_with_the_plugins_that_register(codec: Any, told: str) -> None:
+    class Registers:
+        @hookimpl
+        def register_codecs(self, register: Callable[[Any, Any], None]) -> None:
+            register(complex, codec)
+
+    plugin = Registers()
+    plugin_manager().register(plugin, name="the-wrong-one")
+    try:
+        with pytest.raises(PluginAnswerError, match=f"{told}.*the-wrong-one"):
+            collect_codecs(default_codecs().register)
+    finally:
+        plugin_manager().unregister(plugin)
 
 
 @pytest.mark.parametrize("how", ["Split", "", None])

@@ -22,7 +22,7 @@ from nnsight._trace.model import TracedModel
 from nnsight._trace.tracer import Invoker, Tracer
 from nnsight._wire import CodecTable, Limits, decode, default_codecs, encode, encode_parts, part
 from nnsight.errors import UntransferableValueError, WireError
-from nnsight.plugins import plugin_manager
+from nnsight.plugins import collect_codecs
 
 if TYPE_CHECKING:
     import torch
@@ -234,7 +234,7 @@ def write_handed(value: object, name: str) -> Parts:
 def base_codecs() -> CodecTable:
     """Return the codecs of the core and of every plugin."""
     table = default_codecs()
-    plugin_manager().hook.register_codecs(register=table.register)
+    collect_codecs(table.register)
     return table
 
 

@@ -21,8 +21,7 @@ class NewsDesk:
         """Watch no request yet."""
         self._model = model
         self._writer = writer
-        # One of the ranks tells.
-        self._postbox = postbox if not model.rank else None
+        self._postbox = postbox if writer.tells else None
         self._watched: dict[str, tuple[str, StreamedBook]] = {}
 
     def watch(self, request_id: str, key: str) -> StreamedBook | None:

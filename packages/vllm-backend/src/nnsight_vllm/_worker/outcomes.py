@@ -27,20 +27,31 @@ _STALE_S: Final = 600.0
 
 
 class OutcomeWriter:
-    """Writes outcomes; the large parts of them lie in shared memory."""
+    """Closes requests and writes what became of them; the large parts lie in shared memory.
+
+    Attributes:
+        tells: Whether this worker tells the callers; one rank does.
+    """
 
     def __init__(self, model: WorkerModel) -> None:
         """Write for one worker."""
         self._model = model
         self._files: dict[str, float] = {}
+        self.tells = model.rank == 0
+
+    def settle(self, traced: Traced) -> Ended:
+        """Close the blocks of a request, none of which waits for its result, and keep what will be told of it."""
+        return Ended.of(traced, told=self.tells)
 
     def write_each(self, ended: Sequence[Ended]) -> Iterator[tuple[list[str], bytes]]:
-        """Write what became of requests, several in a message as long as they are small; nothing on other ranks.
+        """Write what became of requests, several in a message as long as they are small.
+
+        Nothing where another rank does.
 
         Yields:
             The keys of some of the requests, with the message that tells of them.
         """
-        if self._model.rank:
+        if not self.tells:
             return
         first = 0
         bunch = _Bunch()
@@ -97,8 +108,8 @@ class OutcomeWriter:
             for run in runs:
                 run.close()
         bunch = _Bunch(result)
-        ended = Ended.of(traced, told=not self._model.rank)
-        if self._model.rank:
+        ended = self.settle(traced)
+        if not self.tells:
             return b""
         self._add(bunch, ended)
         return self._finish(bunch)

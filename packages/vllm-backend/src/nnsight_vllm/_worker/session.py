@@ -113,13 +113,13 @@ class WorkerSession:
             elif traced.waits_for_result:
                 waiting[traced.key] = traced
             else:
-                ended[traced.key] = self._settle(traced)
+                ended[traced.key] = self._writer.settle(traced)
         postbox = self._postbox
         self._finished.update(waiting)
         if postbox is None:
             self._finished.update(ended)
             return
-        if self._model.rank:
+        if not self._writer.tells:
             return
         if waiting:
             postbox.post_each(lambda: [(list(waiting), WAITS_FOR_RESULT)])
@@ -210,7 +210,7 @@ class WorkerSession:
 
         Returns:
             `[[keys, message], ...]` in msgpack, without the keys that nobody knows; the message is `WAITS_FOR_RESULT`
-            for blocks that cannot end without the result that was not given. Nothing on ranks other than the first.
+            for blocks that cannot end without the result that was not given. Nothing where another rank tells.
         """
         ended, waiting, messages = [], [], []
         for key, result in msgspec.msgpack.decode(data):
@@ -220,7 +220,7 @@ class WorkerSession:
             if isinstance(found, Ended):
                 ended.append(found)
             elif not found.waits_for_result:
-                ended.append(self._settle(found))
+                ended.append(self._writer.settle(found))
             elif result is None:
                 self._finished[key] = found
                 waiting.append(key)
@@ -228,7 +228,7 @@ class WorkerSession:
                 messages.append(([key], self._writer.write_with_result(found, result)))
         messages += self._writer.write_each(ended)
         messages += [(waiting, WAITS_FOR_RESULT)] if waiting else []
-        return msgspec.msgpack.encode(messages) if self._model.rank == 0 else b""
+        return msgspec.msgpack.encode(messages) if self._writer.tells else b""
 
     def discard(self, data: bytes) -> bytes:
         """Forget requests whose caller is gone, and return how many traced requests are left."""
@@ -290,9 +290,6 @@ class WorkerSession:
     def _details(self) -> dict[str, str]:
         """What the receipt of every block says of this worker."""
         return {"runner": self._model.runner_generation, "vllm": installed_version() or "unknown"}
-
-    def _settle(self, traced: Traced) -> Ended:
-        return Ended.of(traced, told=not self._model.rank)
 
     def _take(self, key: str) -> Ended | Traced | None:
         found = self._finished.pop(key, None)
