@@ -124,6 +124,8 @@ def soak(session: nox.Session) -> None:
         "1800",
         "--timeout",
         "3000",
+        "-o",
+        "faulthandler_timeout=2940",
         *arguments,
     )
 
