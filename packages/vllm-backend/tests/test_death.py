@@ -1,8 +1,12 @@
-"""An engine whose process dies under a trace, or in between, says so once and is shut down; Ctrl-C does not harm it."""
+"""An engine whose process dies under a trace, or in between, says so once and is shut down; Ctrl-C does not harm it.
+
+Nor does it outlive its caller.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -191,3 +195,58 @@ def test_an_interrupt_ends_the_trace_and_leaves_the_engine_usable(
     # vLLM's log is there too.
     assert "interrupted\nleft 0 usable [1, 512]\n" in done.stdout, done.stdout + done.stderr[-4000:]
     assert done.returncode == 0, done.stderr[-4000:]
+
+
+def lives(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+KILLED = """
+import sys
+from nnsight.modeling.vllm import VLLM
+
+def main():
+    model = VLLM(sys.argv[1], dispatch=True, dtype="float32", max_model_len=128)
+    greedy = dict(temperature=0.0, ignore_eos=True)
+    model.generate("w1 w2 w3", max_tokens=2, **greedy)
+    print("ready", model._engine.workers[0]["process"], flush=True)
+    while True:
+        with model.trace("w1 w2 w3", max_tokens=110, **greedy) as tracer:
+            for _ in tracer.iter[:110]:
+                model.model.layers[0].output[0].new_zeros(400_000).save()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_an_engine_ends_with_a_caller_that_is_killed_and_leaves_no_file(tiny_qwen3: Path, tmp_path: Path) -> None:
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    # vLLM's log is there too.
+    with (
+        (tmp_path / "log").open("w") as log,
+        subprocess.Popen(
+            [sys.executable, str(script), str(tiny_qwen3)], stdout=subprocess.PIPE, stderr=log, text=True
+        ) as caller,
+    ):
+        assert caller.stdout is not None
+        words = next(words for line in caller.stdout if (words := line.split())[:1] == ["ready"])
+        engine = psutil.Process(caller.pid).children(recursive=True)
+        assert int(words[1]) in {process.pid for process in engine}
+        files = f"{PREFIX}{words[1]}-*"
+        deadline = time.monotonic() + AT_ONCE
+        while not list(shared_folder().glob(files)) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        caller.kill()
+    deadline = time.monotonic() + AT_ONCE
+    # One that has ended, and that nobody waits for, is there yet.
+    while any(lives(process) for process in engine) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    alive = [process for process in engine if lives(process)]
+    for process in alive:
+        process.kill()
+    assert not alive
+    assert not list(shared_folder().glob(files))

@@ -56,6 +56,27 @@ def test_a_block_in_a_script_with_a_main_guard(tmp_path: Path, tiny_qwen3: Path)
     assert EXPECTED in run_script(tmp_path, tiny_qwen3, BLOCK)
 
 
+def test_a_flat_script_in_ipython_which_ends_with_its_engine(tmp_path: Path, tiny_qwen3: Path) -> None:
+    # IPython makes the process's first finalizer, which puts all later ones behind multiprocessing's wait for its
+    # processes: an engine that only a finalizer ended kept the session open for ever.
+    build = (
+        "from nnsight.modeling.vllm import VLLM\n"
+        f"model = VLLM({str(tiny_qwen3)!r}, dispatch=True, dtype='float32', max_model_len=64)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "IPython", "--quick", "--colors=NoColor", "-c", build + BLOCK],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        cwd=tmp_path,
+        check=False,
+        env={**os.environ, "IPYTHONDIR": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert EXPECTED in done.stdout
+    assert "leaked" not in done.stderr
+
+
 INVOKES = """
 def final(tracer):
     return tracer.result

@@ -103,6 +103,12 @@ def remove_shared(path: str) -> None:
         os.unlink(path)
 
 
+def remove_files_of(process: int) -> None:
+    """Remove all files that a process wrote and nobody has fetched."""
+    for path in shared_folder().glob(f"{PREFIX}{process}-*"):
+        remove_shared(str(path))
+
+
 def _private_memory(size: int) -> Buffer:
     if size < _HUGE_BYTES:
         return bytearray(size)

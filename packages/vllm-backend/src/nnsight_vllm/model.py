@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -115,6 +116,9 @@ class VLLM(TracedModel):
         if self._engine is None:
             self._engine = load_object(self._engine_spec.factory)(self._repo, self._keywords)
             self._finalizer = weakref.finalize(self, self._engine.shutdown)
+            # At exit, finalizers run in the place of the process's first one. Where that was made before
+            # multiprocessing was imported, as in IPython, it would wait for the engine first, and for ever.
+            atexit.register(self._finalizer)
             for edit in self.edits:
                 self._engine.install(edit)
             self._tell_engine()
@@ -122,6 +126,7 @@ class VLLM(TracedModel):
     def shutdown(self) -> None:
         """End the engine's processes and free its memory; the tree stays, and a later trace starts a new engine."""
         if self._engine is not None:
+            atexit.unregister(self._finalizer)
             self._finalizer()
             self._engine = None
 

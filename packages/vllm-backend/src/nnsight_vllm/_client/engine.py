@@ -25,7 +25,7 @@ from nnsight_vllm._client.guard import refuse_unguarded_script
 from nnsight_vllm._client.outcomes import drop_outcome, read_ahead
 from nnsight_vllm._edits import TravellingEdit
 from nnsight_vllm._mailbox import ADDRESS_VARIABLE, Mailbox, Message
-from nnsight_vllm._transfer import PREFIX, remove_shared, shared_folder
+from nnsight_vllm._transfer import remove_files_of
 from nnsight_vllm.compat import public
 from nnsight_vllm.compat.liveness import DeathWatch
 from nnsight_vllm.compat.records import refuse_missing_seams
@@ -197,8 +197,7 @@ class RunningEngine:
 
     def _remove_files(self) -> None:
         for worker in self.workers:
-            for path in shared_folder().glob(f"{PREFIX}{worker['process']}-*"):
-                remove_shared(str(path))
+            remove_files_of(worker["process"])
 
     def _greet(self) -> list[dict[str, Any]]:
         """Hear from every worker what runs in it."""

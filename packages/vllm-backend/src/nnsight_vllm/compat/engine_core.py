@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from nnsight_vllm.compat.interrupts import outlive_interrupts
+from nnsight_vllm.compat.caller import end_with_caller, outlive_interrupts
 from nnsight_vllm.compat.runners import STOP_REASON, ended_requests
 from nnsight_vllm.compat.switch import options_of
 from nnsight_vllm.compat.whole_prompts import WholePrompts
@@ -41,6 +41,10 @@ def traced_scheduler(base: type) -> type:
             return super().__new__(cls) if options_of(config) is not None else base(*args, **kwargs)
 
         nnsight_ended: frozenset[str] = frozenset()
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            end_with_caller()
 
         def add_request(self, *args: Any, **kwargs: Any) -> Any:
             # The engine core sets its handlers after it has built its scheduler.

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from nnsight_vllm._mailbox import ADDRESS_VARIABLE, Postbox, is_own
-from nnsight_vllm.compat.interrupts import outlive_interrupts
+from nnsight_vllm.compat.caller import leave_no_files, outlive_interrupts
 from nnsight_vllm.compat.runners import adapt_runner
 from nnsight_vllm.compat.switch import DEFAULT_BUDGETS, SPARE, options_of
 
@@ -27,6 +27,7 @@ def wrap_init_device(init_device: Any) -> Any:
         options = options_of(self.vllm_config)
         if options is not None:
             outlive_interrupts()
+            leave_no_files()
             install_session(self.worker, self.vllm_config, options)
         return result
 
