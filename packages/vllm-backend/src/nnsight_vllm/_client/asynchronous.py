@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from nnsight.errors import EngineError
 from nnsight_vllm._client.engine import (
     PATIENCE_S,
     RunningEngine,
@@ -24,6 +25,7 @@ from nnsight_vllm._client.outcomes import read_news, read_outcomes
 from nnsight_vllm._edits import INSTALL, UNINSTALL
 from nnsight_vllm._mailbox import WAITS_FOR_RESULT
 from nnsight_vllm.compat import public
+from nnsight_vllm.compat.event_loops import enter_loop, hears
 
 # So often a call of the workers looks whether they still live.
 _LOOK_S: Final = 0.5
@@ -61,12 +63,14 @@ class AsyncEngine(RunningEngine):
         self._changes.append((UNINSTALL, write_keys(edits), None))
 
     async def _change(self) -> None:
-        """Bring the engine's edits up to date, before a request is added to it.
+        """Bring the engine's event loop and its edits up to date, before a request is added to it.
 
         Raises:
+            InvalidRequestError: Another event loop has requests of the engine.
             EngineError: The engine died.
             Exception: A worker could not read an edit, which is cleared then.
         """
+        enter_loop(self.llm)
         if not self._changes and not self._changing.locked():
             return
         async with self._changing:
@@ -88,6 +92,7 @@ class AsyncEngine(RunningEngine):
         """Run an untraced request and stream its outputs; the finished one has the completions of all sequences.
 
         Raises:
+            InvalidRequestError: Another event loop has requests of the engine.
             EngineError: The engine was shut down, or died.
             Exception: A worker could not read an edit that was installed before it.
         """
@@ -98,6 +103,9 @@ class AsyncEngine(RunningEngine):
         try:
             async with aclosing(self.llm.generate(prompt, params, request_id, **keywords)) as outputs:
                 async for output in outputs:
+                    if self.llm is None:
+                        # What runs is ended then, as if it were complete.
+                        self.note_death("ran a request")
                     completions.note(output)
                     yield output
         except public.engine_dead_errors() as error:
@@ -164,12 +172,15 @@ class AsyncEngine(RunningEngine):
     async def _call(
         self, method: str, data: bytes, doing: str = "was asked for what a request saved"
     ) -> Sequence[bytes]:
-        """Call a method of our session in every worker, as long as they live: nobody answers for the dead."""
+        """Call a method of our session in every worker, as long as they live and are heard."""
         self.refuse_dead()
-        calling = asyncio.ensure_future(self.llm.collective_rpc(method, args=(data,)))
+        llm = self.llm
+        calling = asyncio.ensure_future(llm.collective_rpc(method, args=(data,)))
         try:
             while not (await asyncio.wait({calling}, timeout=_LOOK_S))[0]:
                 self.note_death(doing)
+                if not hears(llm):
+                    raise EngineError(f"the event loop is ending, in which the engine {doing}")
             replies: Sequence[bytes] = calling.result()
         except public.engine_dead_errors() as error:
             raise self.death(doing, error) from error

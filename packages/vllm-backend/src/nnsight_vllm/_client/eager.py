@@ -99,13 +99,20 @@ class EagerEngine(RunningEngine):
 
     def _generate(self, prompts: Sequence[Any], params: Sequence[Any], **keywords: Any) -> list[Any]:
         self.refuse_dead()
+        llm, doing = self.llm, f"ran {len(prompts)} request(s)"
         try:
-            return public.generate(self.llm, prompts, params, **keywords)
+            outputs = public.generate(llm, prompts, params, **keywords)
         except public.engine_dead_errors() as error:
-            raise self.death(f"ran {len(prompts)} request(s)", error) from error
-        except BaseException:
-            public.abort_all(self.llm)
+            raise self.death(doing, error) from error
+        except BaseException as error:
+            if self.llm is not None:
+                public.abort_all(llm)
+            elif isinstance(error, Exception):
+                raise self.death(doing, error) from error
             raise
+        # Another thread that shuts the engine down has it end what runs, as if that were complete.
+        self.note_death(doing)
+        return outputs
 
     def _bring_home(
         self, submissions: Sequence[Submission], results: Sequence[Any], posted: Delivery | None

@@ -140,6 +140,8 @@ class RunningEngine:
             watch.stop()
         llm, self.llm = self.llm, None
         if llm is not None:
+            # Whoever waits in another thread or task is told first, and let go once nothing more can come.
+            self.mailbox.fail(self._shut_down())
             public.shut_down(llm)
             self._remove_files()
         self.mailbox.close()
@@ -151,7 +153,7 @@ class RunningEngine:
             EngineError: It was shut down, or died.
         """
         if self.llm is None:
-            raise EngineError("the engine was shut down; build another model")
+            raise self._shut_down()
         if self.died is not None:
             raise EngineError(
                 f"the engine is dead: {self.died}. Nothing can run on it any more; call model.shutdown(), and the next "
@@ -159,14 +161,16 @@ class RunningEngine:
             )
 
     def note_death(self, doing: str) -> None:
-        """Raise the error of an engine that died under its caller, if it did.
+        """Raise the error of an engine that died or was shut down under its caller, if it did.
 
         Args:
             doing: What it was doing.
 
         Raises:
-            EngineError: It died.
+            EngineError: It did.
         """
+        if self.llm is None:
+            raise self._shut_down()
         if self.died is not None:
             raise self._obituary(doing)
 
@@ -177,12 +181,20 @@ class RunningEngine:
             doing: What it was doing.
             error: What vLLM raised.
         """
+        if self.llm is None:
+            return self._shut_down()
         # vLLM's error comes by another way than the news of who died.
         deadline = time.monotonic() + _NEWS_S
         while self.died is None and self._watch is not None and time.monotonic() < deadline:
             time.sleep(0.01)
         self.died = self.died or str(error)
         return self._obituary(doing)
+
+    def _shut_down(self) -> EngineError:
+        return EngineError(
+            "the engine was shut down, and what ran on it or is asked of it now has no result; a later trace of the "
+            "model starts a new engine"
+        )
 
     def _obituary(self, doing: str) -> EngineError:
         return EngineError(

@@ -9,6 +9,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
+from nnsight_vllm.compat.event_loops import let_streams_go
+from nnsight_vllm.compat.liveness import release_callers
+
 # vLLM's own default kills workers that are still releasing their shared memory.
 _SHUTDOWN_S: Final = 30.0
 
@@ -206,6 +209,7 @@ def shut_down(llm: Any) -> None:
     if core is None:
         return
     if engine is llm:
+        let_streams_go(llm)
         llm.shutdown(timeout=_SHUTDOWN_S)
     else:
         core.shutdown(timeout=_SHUTDOWN_S)
@@ -215,6 +219,7 @@ def shut_down(llm: Any) -> None:
     resources = getattr(core, "resources", None)
     if resources is None:
         return  # the engine ran in this process
+    release_callers(core)
     if isinstance(core.ctx, zmq.asyncio.Context):
         # vLLM leaves the sockets to the event loop, which may never run again. Their context is a shadow of the one
         # that counts as open.
